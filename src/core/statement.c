@@ -1,0 +1,585 @@
+/*-------------------------------------------------------------------------
+ *
+ * statement.c
+ *	  The SQL catalogue: what each operation says to the server.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "core.h"
+
+#include <string.h>
+
+/*
+ * Templates
+ * ---------
+ *
+ *	{id}, {group}, ..	the quoted column of a role, unqualified
+ *	{table}				the queue, as FROM, UPDATE and DELETE name it, with ONLY
+ *						where the description says so
+ *	{into}				the queue, as INSERT and CREATE INDEX name it
+ *	{dest}				the dead-letter table
+ *	{columns}			what a move carries, separated by commas
+ *	{a|b}				a, then b as long as the same hole comes again: the
+ *						separator of a list whose items are optional
+ *	:id, :group, ..		a parameter, rendered $1, $2, .. by first use
+ *	[role:text]			text, where the table has the role
+ *	[!role:text]		text, where it has not; neither nests
+ *
+ * Rules for what stands in them
+ * -----------------------------
+ *
+ * Nothing may resolve through a user's search_path: operators, functions and
+ * types are written with pg_catalog.  The queue's alias is ruststream_row, a
+ * name that a user's column will not have, and its columns are read through it.
+ *
+ * Above each template stands the statement it makes of a table with every role
+ * it mentions, each column named like its role, parameters by their names.
+ */
+
+/* Begins the WHERE clause at the first condition, and continues it at others. */
+#define WHERE "{ WHERE| AND}"
+
+#define READ_GROUP "[group:" WHERE " ruststream_row.{group} OPERATOR(pg_catalog.=) :group]"
+#define UNPROCESSED "[processed_at:" WHERE " ruststream_row.{processed_at} IS NULL]"
+#define THIS_ROW WHERE " ruststream_row.{id} OPERATOR(pg_catalog.=) :id"
+#define DUE                                                                                        \
+	"[retry_after:" WHERE " (ruststream_row.{retry_after} IS NULL"                                 \
+	" OR ruststream_row.{retry_after} OPERATOR(pg_catalog.<=) :now)]"
+
+/* The order of the index that rs_index_render makes, group aside. */
+#define CLAIM_ORDER                                                                                \
+	" ORDER BY[priority: ruststream_row.{priority} NULLS FIRST,]"                                  \
+	"[retry_after: ruststream_row.{retry_after} NULLS FIRST,] ruststream_row.{id}"
+
+/* A row that was inserted without an attempt is before its first. */
+#define ATTEMPT "COALESCE(ruststream_row.{attempt}, 1)"
+#define COUNT_ATTEMPT "{attempt} = " ATTEMPT " OPERATOR(pg_catalog.+) 1"
+
+/*
+ * Headers are not cast: jsonb refuses what json lets pass, and a row must not
+ * be able to break the claim that finds it.
+ */
+#define CLAIM(carried)                                                                             \
+	"SELECT ruststream_row.{id}, [attempt:" ATTEMPT "][!attempt:1]::pg_catalog.int8, "             \
+	"[headers:ruststream_row.{headers}][!headers:NULL::pg_catalog.jsonb], " carried                \
+	" FROM {table} AS ruststream_row" READ_GROUP UNPROCESSED DUE CLAIM_ORDER                       \
+	" LIMIT :limit FOR UPDATE SKIP LOCKED"
+
+#define MAX_STATEMENTS 2
+
+typedef struct catalogue_entry
+{
+	const char *statements[MAX_STATEMENTS];
+	rs_role needs; /* the role without which there is no such operation */
+	bool any_form; /* else the row lock form only */
+} catalogue_entry;
+
+static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
+	/*
+	 * SELECT ruststream_row."id", COALESCE(ruststream_row."attempt", 1)::pg_catalog.int8,
+	 *     ruststream_row."headers", ruststream_row
+	 * FROM "schema"."table" AS ruststream_row
+	 * WHERE ruststream_row."group" OPERATOR(pg_catalog.=) :group
+	 *     AND ruststream_row."processed_at" IS NULL
+	 *     AND (ruststream_row."retry_after" IS NULL
+	 *         OR ruststream_row."retry_after" OPERATOR(pg_catalog.<=) :now)
+	 * ORDER BY ruststream_row."priority" NULLS FIRST,
+	 *     ruststream_row."retry_after" NULLS FIRST, ruststream_row."id"
+	 * LIMIT :limit FOR UPDATE SKIP LOCKED
+	 */
+	[RS_OP_CLAIM_ROW] = {.statements = {CLAIM("ruststream_row")}},
+
+	/* The same, with ruststream_row."payload" in place of the row. */
+	[RS_OP_CLAIM_PAYLOAD] = {.statements = {CLAIM("ruststream_row.{payload}")},
+							 .needs = RS_ROLE_PAYLOAD},
+
+	/*
+	 * SELECT ruststream_row."retry_after"
+	 * FROM "schema"."table" AS ruststream_row
+	 * WHERE ruststream_row."group" OPERATOR(pg_catalog.=) :group
+	 *     AND ruststream_row."processed_at" IS NULL
+	 *     AND ruststream_row."retry_after" OPERATOR(pg_catalog.>) :now
+	 * ORDER BY ruststream_row."priority" NULLS FIRST,
+	 *     ruststream_row."retry_after" NULLS FIRST, ruststream_row."id"
+	 * LIMIT 1
+	 *
+	 * In claim order, so that the claim's index serves it.  With priorities
+	 * that is not always the row that comes due first: a hint, beside
+	 * polling.
+	 */
+	[RS_OP_NEXT_DUE] =
+		{.statements = {"SELECT ruststream_row.{retry_after}"
+						" FROM {table} AS ruststream_row" READ_GROUP UNPROCESSED WHERE
+						" ruststream_row.{retry_after} OPERATOR(pg_catalog.>) :now" CLAIM_ORDER
+						" LIMIT 1"},
+		 .needs = RS_ROLE_RETRY_AFTER},
+
+	/*
+	 * SELECT 1 FROM "schema"."table" AS ruststream_row
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
+	 *     AND ruststream_row."group" OPERATOR(pg_catalog.=) :group
+	 *     AND ruststream_row."processed_at" IS NULL
+	 *     AND COALESCE(ruststream_row."attempt", 1) OPERATOR(pg_catalog.=) :attempt
+	 * FOR UPDATE SKIP LOCKED
+	 *
+	 * Everything that somebody else may have changed since the first claim
+	 * is asked again, so that one failure is never settled twice.
+	 */
+	[RS_OP_RECLAIM] = {.statements = {"SELECT 1 FROM {table} AS ruststream_row" THIS_ROW READ_GROUP
+										  UNPROCESSED "[attempt:" WHERE " " ATTEMPT
+									  " OPERATOR(pg_catalog.=) :attempt]"
+									  " FOR UPDATE SKIP LOCKED"}},
+
+	/*
+	 * SELECT 1 FROM "schema"."table" AS ruststream_row
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
+	 *     AND ruststream_row."group" OPERATOR(pg_catalog.=) :group
+	 *     AND ruststream_row."processed_at" IS NULL
+	 */
+	[RS_OP_UNSETTLED] =
+		{.statements = {"SELECT 1 FROM {table} AS ruststream_row" THIS_ROW READ_GROUP UNPROCESSED}},
+
+	/*
+	 * UPDATE "schema"."table" AS ruststream_row SET "processed_at" = :now
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
+	 *     AND ruststream_row."processed_at" IS NULL
+	 *
+	 * or, without processed_at,
+	 *
+	 * DELETE FROM "schema"."table" AS ruststream_row
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
+	 */
+	[RS_OP_ACK] =
+		{.statements =
+			 {"[processed_at:UPDATE {table} AS ruststream_row SET {processed_at} = :now]"
+			  "[!processed_at:DELETE FROM {table} AS ruststream_row]" THIS_ROW UNPROCESSED}},
+
+	/*
+	 * UPDATE "schema"."table" AS ruststream_row
+	 * SET "attempt" = COALESCE(ruststream_row."attempt", 1) OPERATOR(pg_catalog.+) 1
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
+	 */
+	[RS_OP_RETRY] = {.statements = {"UPDATE {table} AS ruststream_row SET " COUNT_ATTEMPT THIS_ROW},
+					 .needs = RS_ROLE_ATTEMPT},
+
+	/*
+	 * UPDATE "schema"."table" AS ruststream_row
+	 * SET "retry_after" = :until,
+	 *     "attempt" = COALESCE(ruststream_row."attempt", 1) OPERATOR(pg_catalog.+) 1
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
+	 */
+	[RS_OP_RETRY_AFTER] =
+		{.statements = {"UPDATE {table} AS ruststream_row SET {retry_after} = :until"
+						"[attempt:, " COUNT_ATTEMPT "]" THIS_ROW},
+		 .needs = RS_ROLE_RETRY_AFTER},
+
+	/*
+	 * UPDATE "schema"."table" AS ruststream_row SET "group" = :dead_group
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
+	 */
+	[RS_OP_MOVE_GROUP] =
+		{.statements = {"UPDATE {table} AS ruststream_row SET {group} = :dead_group" THIS_ROW},
+		 .needs = RS_ROLE_GROUP},
+
+	/*
+	 * INSERT INTO "schema"."dest" ("id", "payload") OVERRIDING SYSTEM VALUE
+	 * SELECT "id", "payload" FROM "schema"."table" AS ruststream_row
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
+	 *
+	 * DELETE FROM "schema"."table" AS ruststream_row
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
+	 *
+	 * OVERRIDING keeps the id where the destination's is an identity.
+	 */
+	[RS_OP_MOVE_TABLE] =
+		{.statements = {"INSERT INTO {dest} ({columns}) OVERRIDING SYSTEM VALUE"
+						" SELECT {columns} FROM {table} AS ruststream_row" THIS_ROW,
+						"DELETE FROM {table} AS ruststream_row" THIS_ROW}},
+
+	/*
+	 * INSERT INTO "schema"."table" AS ruststream_row
+	 *     ("group", "priority", "retry_after", "partition_key", "headers", "payload")
+	 * VALUES (:group, :priority, :until, :partition_key, :headers, :payload)
+	 * RETURNING ruststream_row."id"::pg_catalog.text
+	 *
+	 * See publish_defaults for a description with none of these.
+	 */
+	[RS_OP_PUBLISH] =
+		{.statements = {"INSERT INTO {into} AS ruststream_row"
+						"[group:{ (|, }{group}][priority:{ (|, }{priority}]"
+						"[retry_after:{ (|, }{retry_after}]"
+						"[partition_key:{ (|, }{partition_key}]"
+						"[headers:{ (|, }{headers}][payload:{ (|, }{payload}]"
+						"[group:{) VALUES (|, }:group][priority:{) VALUES (|, }:priority]"
+						"[retry_after:{) VALUES (|, }:until]"
+						"[partition_key:{) VALUES (|, }:partition_key]"
+						"[headers:{) VALUES (|, }:headers][payload:{) VALUES (|, }:payload]"
+						") RETURNING ruststream_row.{id}::pg_catalog.text"},
+		 .any_form = true},
+
+	/*
+	 * SELECT pg_catalog.count(*) FILTER (WHERE ruststream_counted.due IS NULL
+	 *         OR ruststream_counted.due OPERATOR(pg_catalog.<=) :now),
+	 *     pg_catalog.count(*)
+	 *         FILTER (WHERE ruststream_counted.due OPERATOR(pg_catalog.>) :now),
+	 *     pg_catalog.min(ruststream_counted.due)
+	 *         FILTER (WHERE ruststream_counted.due OPERATOR(pg_catalog.<=) :now)
+	 * FROM (SELECT ruststream_row."retry_after" AS due
+	 *     FROM "schema"."table" AS ruststream_row
+	 *     WHERE ruststream_row."group" OPERATOR(pg_catalog.=) :group
+	 *         AND ruststream_row."processed_at" IS NULL
+	 *     ORDER BY ruststream_row."priority" NULLS FIRST,
+	 *         ruststream_row."retry_after" NULLS FIRST, ruststream_row."id"
+	 *     LIMIT :limit) AS ruststream_counted
+	 *
+	 * or, without retry_after,
+	 *
+	 * SELECT pg_catalog.count(*), 0::pg_catalog.int8, NULL::pg_catalog.timestamptz
+	 * FROM (SELECT 1 FROM .. the same .. LIMIT :limit) AS ruststream_counted
+	 */
+	[RS_OP_DEPTH] =
+		{.statements = {"SELECT pg_catalog.count(*)"
+						"[retry_after: FILTER (WHERE ruststream_counted.due IS NULL"
+						" OR ruststream_counted.due OPERATOR(pg_catalog.<=) :now),"
+						" pg_catalog.count(*)"
+						" FILTER (WHERE ruststream_counted.due OPERATOR(pg_catalog.>) :now),"
+						" pg_catalog.min(ruststream_counted.due)"
+						" FILTER (WHERE ruststream_counted.due OPERATOR(pg_catalog.<=) :now)"
+						" FROM (SELECT ruststream_row.{retry_after} AS due]"
+						"[!retry_after:, 0::pg_catalog.int8, NULL::pg_catalog.timestamptz"
+						" FROM (SELECT 1]"
+						" FROM {table} AS ruststream_row" READ_GROUP UNPROCESSED CLAIM_ORDER
+						" LIMIT :limit) AS ruststream_counted"},
+		 .any_form = true},
+
+	/*
+	 * SELECT pg_catalog.count(*)
+	 * FROM (SELECT 1 FROM "schema"."table" AS ruststream_row
+	 *     WHERE ruststream_row."group" OPERATOR(pg_catalog.=) :dead_group
+	 *         AND ruststream_row."processed_at" IS NULL
+	 *     LIMIT :limit) AS ruststream_counted
+	 */
+	[RS_OP_DEPTH_DEAD_GROUP] =
+		{.statements = {"SELECT pg_catalog.count(*)"
+						" FROM (SELECT 1 FROM {table} AS ruststream_row" WHERE
+						" ruststream_row.{group} OPERATOR(pg_catalog.=) :dead_group" UNPROCESSED
+						" LIMIT :limit) AS ruststream_counted"},
+		 .needs = RS_ROLE_GROUP,
+		 .any_form = true},
+
+	/*
+	 * SELECT pg_catalog.count(*)
+	 * FROM (SELECT 1 FROM "schema"."dest" LIMIT :limit) AS ruststream_counted
+	 */
+	[RS_OP_DEPTH_DEAD_TABLE] = {.statements = {"SELECT pg_catalog.count(*)"
+											   " FROM (SELECT 1 FROM {dest} LIMIT :limit)"
+											   " AS ruststream_counted"},
+								.any_form = true},
+};
+
+/*
+ * INSERT INTO "schema"."table" AS ruststream_row DEFAULT VALUES
+ * RETURNING ruststream_row."id"::pg_catalog.text
+ *
+ * An empty list of columns is not SQL.
+ */
+static const char postgresql_publish_defaults[] =
+	"INSERT INTO {into} AS ruststream_row DEFAULT VALUES"
+	" RETURNING ruststream_row.{id}::pg_catalog.text";
+
+/*
+ * CREATE INDEX ON "schema"."table" ("group", "priority" NULLS FIRST,
+ *     "retry_after" NULLS FIRST, "id") WHERE ("processed_at" IS NULL)
+ *
+ * rs_index_columns says the same in roles.
+ */
+static const char postgresql_claim_index[] =
+	"CREATE INDEX ON {into} ([group:{group}, ][priority:{priority} NULLS FIRST, ]"
+	"[retry_after:{retry_after} NULLS FIRST, ]{id})[processed_at: WHERE ({processed_at} IS NULL)]";
+
+typedef struct catalogue
+{
+	const catalogue_entry *operations;
+	const char *publish_defaults;
+	const char *claim_index;
+} catalogue;
+
+static const catalogue catalogues[RS_DIALECT_COUNT] = {
+	[RS_DIALECT_POSTGRESQL] = {.operations = postgresql_operations,
+							   .publish_defaults = postgresql_publish_defaults,
+							   .claim_index = postgresql_claim_index},
+};
+
+/* A rendering under way. */
+typedef struct rendering
+{
+	const rs_table *table;
+	const rs_destination *destination;
+	char *buffer;
+	size_t size;
+	rs_statement statement; /* its length may run ahead of size */
+	const char *separator;  /* the last {a|b} hole, to tell its repetition */
+	size_t separator_length;
+} rendering;
+
+static void
+put(rendering *out, const char *text, size_t length)
+{
+	size_t position = out->statement.length;
+
+	if (position < out->size)
+	{
+		size_t room = out->size - position;
+
+		memcpy(out->buffer + position, text, length < room ? length : room);
+	}
+	out->statement.length += length;
+}
+
+static void
+put_text(rendering *out, const char *text)
+{
+	put(out, text, strlen(text));
+}
+
+static void
+put_name(rendering *out, const char *name)
+{
+	put_text(out, "\"");
+	for (; *name != '\0'; name++)
+	{
+		if (*name == '"')
+			put_text(out, "\"");
+		put(out, name, 1);
+	}
+	put_text(out, "\"");
+}
+
+static void
+put_qualified_name(rendering *out, const char *schema, const char *name)
+{
+	put_name(out, schema);
+	put_text(out, ".");
+	put_name(out, name);
+}
+
+static void
+put_destination_columns(rendering *out)
+{
+	for (int i = 0; i < out->destination->column_count; i++)
+	{
+		if (i > 0)
+			put_text(out, ", ");
+		put_name(out, out->destination->columns[i]);
+	}
+}
+
+/* A number from 1 to RS_MAX_PARAMETERS, so of two digits at most. */
+static void
+put_parameter_number(rendering *out, int number)
+{
+	char digits[] = {'$', (char) ('0' + number / 10), (char) ('0' + number % 10)};
+
+	put(out, digits, 1);
+	if (number < 10)
+		put(out, digits + 2, 1);
+	else
+		put(out, digits + 1, 2);
+}
+
+static void
+put_parameter(rendering *out, rs_parameter parameter)
+{
+	rs_statement *statement = &out->statement;
+	int i = 0;
+
+	while (i < statement->parameter_count && statement->parameters[i] != parameter)
+		i++;
+	if (i == statement->parameter_count)
+		statement->parameters[statement->parameter_count++] = parameter;
+	put_parameter_number(out, i + 1);
+}
+
+/* A hole {first|next}; bar points into it. */
+static void
+put_separator(rendering *out, const char *hole, const char *bar, size_t length)
+{
+	bool again = length == out->separator_length && memcmp(hole, out->separator, length) == 0;
+
+	if (again)
+		put(out, bar + 1, (size_t) (hole + length - (bar + 1)));
+	else
+		put(out, hole, (size_t) (bar - hole));
+	out->separator = hole;
+	out->separator_length = length;
+}
+
+static bool
+is_word(const char *text, size_t length, const char *word)
+{
+	return strlen(word) == length && memcmp(text, word, length) == 0;
+}
+
+/* The column that plays the role of this name; NULL where none does. */
+static const char *
+column_of(const rs_table *table, const char *role_name, size_t length)
+{
+	for (int role = 0; role < RS_ROLE_COUNT; role++)
+	{
+		if (is_word(role_name, length, rs_role_word((rs_role) role)))
+			return table->column[role];
+	}
+	return NULL;
+}
+
+/* Put what a hole stands for and return where the template goes on. */
+static const char *
+put_hole(rendering *out, const char *hole)
+{
+	const rs_table *table = out->table;
+	const char *end = strchr(hole, '}');
+	const char *bar = strchr(hole, '|');
+	size_t length = (size_t) (end - hole);
+
+	if (bar != NULL && bar < end)
+		put_separator(out, hole, bar, length);
+	else if (is_word(hole, length, "table"))
+	{
+		if (table->only)
+			put_text(out, "ONLY ");
+		put_qualified_name(out, table->schema, table->name);
+	}
+	else if (is_word(hole, length, "into"))
+		put_qualified_name(out, table->schema, table->name);
+	else if (is_word(hole, length, "dest"))
+		put_qualified_name(out, out->destination->schema, out->destination->name);
+	else if (is_word(hole, length, "columns"))
+		put_destination_columns(out);
+	else
+		put_name(out, column_of(table, hole, length));
+	return end + 1;
+}
+
+/* The same for a parameter; name is behind the colon. */
+static const char *
+put_named_parameter(rendering *out, const char *name)
+{
+	size_t length = 0;
+
+	while ((name[length] >= 'a' && name[length] <= 'z') || name[length] == '_')
+		length++;
+	for (int i = 0; i < RS_PARAM_COUNT; i++)
+	{
+		if (is_word(name, length, rs_parameter_word((rs_parameter) i)))
+			put_parameter(out, (rs_parameter) i);
+	}
+	return name + length;
+}
+
+/* Return where the template goes on: into the conditional text or behind it. */
+static const char *
+enter_condition(const rendering *out, const char *condition)
+{
+	bool wants_role = *condition != '!';
+	const char *role_name = wants_role ? condition : condition + 1;
+	const char *colon = strchr(condition, ':');
+	bool has_role = column_of(out->table, role_name, (size_t) (colon - role_name)) != NULL;
+
+	return has_role == wants_role ? colon + 1 : strchr(colon, ']') + 1;
+}
+
+static void
+put_template(rendering *out, const char *cursor)
+{
+	while (*cursor != '\0')
+	{
+		if (*cursor == '{')
+			cursor = put_hole(out, cursor + 1);
+		else if (*cursor == '[')
+			cursor = enter_condition(out, cursor + 1);
+		else if (*cursor == ']')
+			cursor++; /* the end of conditional text that was entered */
+		else if (cursor[0] == ':' && cursor[1] == ':')
+		{
+			put(out, cursor, 2);
+			cursor += 2;
+		}
+		else if (*cursor == ':')
+			cursor = put_named_parameter(out, cursor + 1);
+		else
+			put(out, cursor++, 1);
+	}
+}
+
+static rs_statement
+render(const rs_table *table, const rs_destination *destination, const char *statement_template,
+	   char *buffer, size_t size)
+{
+	rendering out = {.table = table, .destination = destination, .buffer = buffer, .size = size};
+
+	put_template(&out, statement_template);
+	if (size > 0)
+		buffer[out.statement.length < size ? out.statement.length : size - 1] = '\0';
+	return out.statement;
+}
+
+int
+rs_statement_count(rs_dialect dialect, rs_operation operation, const rs_table *table)
+{
+	const catalogue_entry *entry = &catalogues[dialect].operations[operation];
+	int count = 0;
+
+	if (table->column[RS_ROLE_ID] == NULL || table->column[entry->needs] == NULL)
+		return 0;
+	if (!entry->any_form && rs_table_form(table) != RS_FORM_ROW_LOCK)
+		return 0;
+	while (count < MAX_STATEMENTS && entry->statements[count] != NULL)
+		count++;
+	return count;
+}
+
+/* Whether the description leaves publish any column to fill. */
+static bool
+publishes_columns(const rs_table *table)
+{
+	return table->column[RS_ROLE_GROUP] != NULL || table->column[RS_ROLE_PRIORITY] != NULL ||
+		   table->column[RS_ROLE_RETRY_AFTER] != NULL ||
+		   table->column[RS_ROLE_PARTITION_KEY] != NULL || table->column[RS_ROLE_HEADERS] != NULL ||
+		   table->column[RS_ROLE_PAYLOAD] != NULL;
+}
+
+rs_statement
+rs_statement_render(rs_dialect dialect, rs_operation operation, int index, const rs_table *table,
+					const rs_destination *destination, char *buffer, size_t size)
+{
+	const char *statement_template = "";
+
+	if (index >= 0 && index < rs_statement_count(dialect, operation, table))
+	{
+		statement_template = catalogues[dialect].operations[operation].statements[index];
+		if (operation == RS_OP_PUBLISH && !publishes_columns(table))
+			statement_template = catalogues[dialect].publish_defaults;
+	}
+	return render(table, destination, statement_template, buffer, size);
+}
+
+rs_statement
+rs_index_render(rs_dialect dialect, const rs_table *table, char *buffer, size_t size)
+{
+	return render(table, NULL, catalogues[dialect].claim_index, buffer, size);
+}
+
+int
+rs_index_columns(const rs_table *table, rs_role *roles)
+{
+	static const rs_role order[] = {RS_ROLE_GROUP, RS_ROLE_PRIORITY, RS_ROLE_RETRY_AFTER,
+									RS_ROLE_ID};
+	int count = 0;
+
+	for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
+	{
+		if (table->column[order[i]] != NULL)
+			roles[count++] = order[i];
+	}
+	return count;
+}
