@@ -1,0 +1,414 @@
+/*-------------------------------------------------------------------------
+ *
+ * backend.h
+ *	  What the files of the backend room share.  See src/README.md for the map
+ *	  of the room, its processes and its invariants.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef RUSTSTREAM_BACKEND_H
+#define RUSTSTREAM_BACKEND_H
+
+#include "postgres.h"
+
+#include "executor/spi.h"
+#include "fmgr.h"
+#include "nodes/pg_list.h"
+#include "port/atomics.h"
+#include "storage/latch.h"
+#include "storage/lwlock.h"
+#include "storage/proc.h"
+#include "utils/timestamp.h"
+
+#include "core/core.h"
+
+/* ------------------------------------------------------------------ init.c */
+
+extern bool rs_workers_enabled;    /* ruststream.workers */
+extern int rs_max_workers;         /* ruststream.max_workers */
+extern int rs_crash_restart_delay; /* ruststream.crash_restart_delay, ms */
+extern bool rs_trace;              /* ruststream.trace */
+
+/* Was the library loaded at server start?  Without it there are no workers. */
+extern bool rs_preloaded(void);
+
+/* --------------------------------------------------------------- catalog.c */
+
+/* The oids of our own objects in this database. */
+typedef struct RsObjects
+{
+	Oid schema;
+	Oid owner; /* of the extension: writes our catalogs and the failures */
+	Oid queue; /* table ruststream.queue */
+	Oid subscription;
+	Oid failure_history;
+	Oid outcome_type;
+	Oid delivery_type;
+} RsObjects;
+
+/*
+ * Look them up (cached, with invalidation).  Needs a transaction.  Where the
+ * extension is not installed: error 55000, or NULL if missing_ok.
+ */
+extern const RsObjects *rs_objects(bool missing_ok);
+
+/* A queue's description, bound to the table as it is now. */
+typedef struct RsQueue
+{
+	Oid relid;
+	rs_table table;                   /* what the core sees */
+	AttrNumber attnum[RS_ROLE_COUNT]; /* 0: no column plays the role */
+	Oid type[RS_ROLE_COUNT];          /* the column's type; InvalidOid if none */
+	Oid row_type;
+} RsQueue;
+
+/* What the handler takes as its first argument. */
+typedef enum RsHandlerInput
+{
+	RS_INPUT_ROW,    /* the row, as the table's composite type */
+	RS_INPUT_PAYLOAD /* the payload, decoded */
+} RsHandlerInput;
+
+typedef struct RsHandler
+{
+	char *name; /* schema.fn(argtypes), quoted: what messages say */
+	Oid function;
+	RsHandlerInput input;
+	Oid input_type;
+	bool takes_delivery; /* ruststream.delivery as second argument */
+	bool returns_void;   /* else ruststream.outcome */
+	bool strict;
+} RsHandler;
+
+/*
+ * A subscription as loaded.  Everything in it lives in one memory context and
+ * is thrown away and loaded afresh when an invalidation says that something
+ * it was built from may have changed (rs_catalog_generation).
+ */
+typedef struct RsSubscription
+{
+	MemoryContext context;
+	int32 id;
+	char *name;
+	Oid owner;
+	char *group_name; /* NULL where the table has no groups */
+	RsQueue queue;
+	RsHandler handler;
+	rs_policy policy;
+	Oid dead_letter_table;      /* InvalidOid: none, or a group */
+	char *dead_letter_group;    /* NULL: none, or a table */
+	rs_destination destination; /* filled where there is such a table */
+	bool paused;
+	bool copied; /* made in another database: quiet until resumed */
+	int workers;
+	int64 poll_interval; /* microseconds */
+} RsSubscription;
+
+/*
+ * Goes up whenever something a loaded subscription was built from may have
+ * changed: its catalog rows, the table, the handler, a role.  Compare after
+ * AcceptInvalidationMessages (every transaction start does that).
+ */
+extern uint64 rs_catalog_generation(void);
+
+/* Installed by init.c: the invalidation callbacks. */
+extern void rs_catalog_init(void);
+
+/*
+ * Load and check a subscription, by id or by name.  Needs a transaction and a
+ * snapshot.  Allocates in a new context below parent.  Errors: 42704 where
+ * there is none (NULL if missing_ok); for a subscription that cannot work (the
+ * table or a column is gone, the handler does not fit or may not be executed,
+ * the owner may not read, update or delete, no index serves the claims, ..)
+ * the error that says so, with a hint.
+ */
+extern RsSubscription *rs_subscription_load(int32 id, bool missing_ok, MemoryContext parent);
+extern int32 rs_subscription_id(const char *name, bool missing_ok);
+
+/*
+ * Read a queue's description and bind it to its table; all its strings in the
+ * current context.  Errors: 42704 where the table is not attached, else what
+ * has gone wrong with it since.
+ */
+extern void rs_queue_load(Oid relid, RsQueue *queue);
+
+/* Does an index serve the claims of this queue? */
+extern bool rs_queue_has_claim_index(const RsQueue *queue);
+
+/* The CREATE INDEX that would, in the current context. */
+extern char *rs_queue_claim_index_sql(const RsQueue *queue);
+
+/* Act as the owner of our catalogs; leave with the values it stored. */
+extern void rs_become_catalog_owner(Oid *save_userid, int *save_sec_context);
+
+/* --------------------------------------------------------------- execute.c */
+
+/* The values a statement may take; those it does not take are ignored. */
+typedef struct RsValues
+{
+	Datum value[RS_PARAM_COUNT];
+	bool isnull[RS_PARAM_COUNT];
+	Oid type[RS_PARAM_COUNT];
+} RsValues;
+
+typedef struct RsPlans RsPlans;
+
+/*
+ * The prepared statements of one queue, prepared at first use and kept; they
+ * live in a context of their own below parent.  queue and destination must
+ * outlive them.  rs_plans_free also frees SPI's plans.
+ */
+extern RsPlans *rs_plans_create(const RsQueue *queue, const rs_destination *destination,
+								MemoryContext parent);
+extern void rs_plans_free(RsPlans *plans);
+
+/* Set a value; type is needed for id, headers and payload only (else 0). */
+extern void rs_values_init(RsValues *values);
+extern void rs_value_set(RsValues *values, rs_parameter parameter, Datum value, Oid type);
+
+/*
+ * Execute an operation's statements in order, as the current user, under our
+ * own planner settings.  Must be connected to SPI; each statement sees the effects
+ * of those before it, and the first that touches no row is the last.  Returns
+ * how many rows the last one touched; SPI_tuptable holds its result.  An
+ * operation that has no statement for this table returns -1.
+ */
+extern int64 rs_execute(RsPlans *plans, rs_operation operation, const RsValues *values);
+
+/* Installed by init.c: plans our statements so that they never scan or sort a queue. */
+extern void rs_execute_init(void);
+
+/* ----------------------------------------------------- deliver.c, handler.c */
+
+/* One row in work. */
+typedef struct RsDelivery
+{
+	Datum id; /* in its column's type, in the delivery's context */
+	char *id_text;
+	int64 attempt; /* as it stood before the claim */
+	Datum headers;
+	bool headers_isnull;
+	Datum input; /* the row or the raw payload */
+	bool input_isnull;
+	TimestampTz claimed_at;
+} RsDelivery;
+
+/* Ways of holding a transaction: a worker's own, or drain's through SPI. */
+typedef struct RsSession
+{
+	void (*begin)(rs_isolation isolation); /* afterwards: in a transaction,
+											* connected to SPI, active snapshot */
+	void (*commit)(void);
+	void (*rollback)(void);                             /* also after an error, from any depth */
+	void (*clean)(void);                                /* between two deliveries: remove what the
+														 * handler left in the session */
+	void (*loaded)(const RsSubscription *subscription); /* may be NULL */
+	bool rethrows_cancel;                               /* a cancel is the caller's, no failure */
+	int trace_level;                                    /* NOTICE or LOG */
+} RsSession;
+
+typedef struct RsEngine
+{
+	const RsSession *session;
+	MemoryContext context;
+	MemoryContext delivery_context; /* reset per delivery */
+	int32 subscription_id;
+	RsSubscription *subscription;
+	uint64 generation; /* of the catalog when it was loaded */
+	RsPlans *plans;
+
+	/*
+	 * The row that failed last in a way that could not be delayed, and until
+	 * when this worker leaves it alone: nothing loops hot.
+	 */
+	char *held_id;
+	TimestampTz held_until;
+
+	/* Transient failures in a row, of this row (NULL: of the claim itself). */
+	char *transient_id;
+	int transient_count;
+
+	TimestampTz next_due; /* when a row is known to come due; 0: not known */
+} RsEngine;
+
+typedef enum RsProgress
+{
+	RS_PROGRESS_DELIVERED, /* a row came to its end or back to the queue */
+	RS_PROGRESS_TRANSIENT, /* rolled back for a transient failure: claim anew */
+	RS_PROGRESS_NOTHING,   /* nothing is due; next_due may be set */
+	RS_PROGRESS_HELD,      /* the next row is to be left alone until held_until */
+	RS_PROGRESS_QUIET      /* paused, copied or gone: do not deliver */
+} RsProgress;
+
+extern void rs_engine_init(RsEngine *engine, const RsSession *session, int32 subscription_id,
+						   MemoryContext parent);
+extern void rs_engine_free(RsEngine *engine);
+
+/* Set the level of the transaction that has just begun. */
+extern void rs_set_isolation(rs_isolation isolation);
+
+/*
+ * Claim, deliver and settle one row.  Called outside any transaction of ours.
+ * Errors, with everything rolled back: what keeps the subscription itself from
+ * working, and a cancel where the session rethrows it.
+ */
+extern RsProgress rs_deliver(RsEngine *engine);
+
+/* The delivery whose handler is running in this backend, or NULL. */
+extern const RsDelivery *rs_delivery_in_handler;
+extern const RsSubscription *rs_subscription_in_handler;
+
+/* What a handler answered. */
+typedef struct RsAnswer
+{
+	rs_outcome outcome;
+	bool has_delay;
+	int64 delay;  /* microseconds */
+	char *reason; /* or NULL */
+} RsAnswer;
+
+/*
+ * Bind and check the handler of a subscription (registration, and each load):
+ * parses "schema.fn" or "fn(argtype, ..)", finds the one function that fits
+ * the queue, and checks that owner may execute it.
+ */
+extern void rs_handler_resolve(const char *text, const RsQueue *queue, Oid owner,
+							   RsHandler *handler);
+
+/*
+ * Decode the row for the handler, and call it, in the current transaction.
+ * Errors of the first are decode errors; of the second the handler's.
+ */
+extern void rs_handler_decode(const RsSubscription *subscription, RsDelivery *delivery);
+extern RsAnswer rs_handler_call(const RsSubscription *subscription, const RsDelivery *delivery);
+
+/* --------------------------------------------------------------- failure.c */
+
+/*
+ * Record a failure of a delivery in ruststream.failure_history, in the current
+ * transaction, as the owner of our catalogs.  Needs SPI and a snapshot.
+ */
+extern void rs_failure_record(const RsSubscription *subscription, const RsDelivery *delivery,
+							  const ErrorData *error);
+
+/*
+ * Drop what is beyond the newest 1,000 of each subscription, in the current
+ * transaction, connecting to SPI by itself.
+ */
+extern void rs_failure_prune(void);
+
+/* ----------------------------------------------------------------- stats.c */
+
+#define RS_COUNTERS(X)                                                                             \
+	X(RS_COUNT_DELIVERIES, "deliveries")                                                           \
+	X(RS_COUNT_ACKED, "acked")                                                                     \
+	X(RS_COUNT_RETRIED, "retried")                                                                 \
+	X(RS_COUNT_DELAYED, "delayed")                                                                 \
+	X(RS_COUNT_DISCARDED, "discarded")                                                             \
+	X(RS_COUNT_DEAD_LETTERED, "dead_lettered")                                                     \
+	X(RS_COUNT_FAILED, "failed")                                                                   \
+	X(RS_COUNT_DECODE_FAILED, "decode_failed")                                                     \
+	X(RS_COUNT_SETTLE_FAILED, "settle_failed")                                                     \
+	X(RS_COUNT_TRANSIENT, "transient")
+
+typedef enum RsCounter
+{
+	RS_COUNTERS(RS_ENUM_MEMBER) RS_COUNTER_COUNT
+} RsCounter;
+
+/* What a worker is doing, as stat_worker shows it. */
+#define RS_WORKER_STATES(X)                                                                        \
+	X(RS_WORKER_STARTING, "starting")                                                              \
+	X(RS_WORKER_CLAIMING, "claiming")                                                              \
+	X(RS_WORKER_IDLE, "idle")                                                                      \
+	X(RS_WORKER_DELIVERING, "delivering")                                                          \
+	X(RS_WORKER_HOLDING, "holding")
+
+typedef enum RsWorkerState
+{
+	RS_WORKER_STATES(RS_ENUM_MEMBER) RS_WORKER_STATE_COUNT
+} RsWorkerState;
+
+/*
+ * All of these do nothing where the library was not preloaded, so that the
+ * engine need not care.  rs_stats_attach takes a slot for this backend (a worker takes
+ * the slot its supervisor gave it) and finds the subscription's counters;
+ * rs_stats_detach gives both back, and is called at backend exit as well.
+ */
+extern void rs_stats_attach(const RsSubscription *subscription);
+extern void rs_stats_detach(void);
+extern void rs_stats_count(RsCounter counter);
+extern void rs_stats_state(RsWorkerState state);
+extern void rs_stats_delivery_begin(const RsDelivery *delivery);
+extern void rs_stats_delivery_end(void);
+
+/* Why a subscription does not work, for status; NULL: it does. */
+extern void rs_stats_broken(int32 subscription_id, const char *reason);
+
+/* ------------------------------------------------------------------ wake.c */
+
+/* Wake an idle worker of the queue once this transaction has committed. */
+extern void rs_wake_at_commit(Oid queue);
+
+/* Have the supervisor of this database look again once it has committed. */
+extern void rs_wake_supervisor_at_commit(void);
+
+/* Wake one idle worker of this queue now, other than ourselves. */
+extern void rs_wake_neighbour(Oid queue);
+
+/*
+ * Say that this worker is about to look for a row and may be woken: before
+ * the claim, so that a row committed after the claim's snapshot finds it.
+ */
+extern void rs_wake_idle(bool idle);
+
+/* --------------------------------------------- launcher.c, supervisor.c, .. */
+
+/* What a worker needs to know, in its bgw_extra. */
+typedef struct RsWorkerArgs
+{
+	Oid database;
+	Oid owner;
+	int32 subscription;
+	int slot;
+	uint64 cookie;
+} RsWorkerArgs;
+
+/*
+ * Take over the slot that the supervisor allocated; false: it is ours no more,
+ * so exit.  Comes first in a worker, before it connects: then the slot is given
+ * back last, when the process no longer counts as connected to its database.
+ */
+extern bool rs_slot_attach(const RsWorkerArgs *args);
+
+/*
+ * Is this worker to leave, in an orderly way, when no delivery is in work?
+ * Its latch is set when that is asked for.
+ */
+extern bool rs_slot_stop_requested(void);
+
+extern PGDLLEXPORT void rs_launcher_main(Datum arg);
+extern PGDLLEXPORT void rs_supervisor_main(Datum arg);
+extern PGDLLEXPORT void rs_worker_main(Datum arg);
+
+/* Wait event of an idle process, by name from PostgreSQL 17 on. */
+extern uint32 rs_wait_event_idle(void);
+extern uint32 rs_wait_event_hold(void);
+
+/* ------------------------------------------------------------ failpoint.c */
+
+/*
+ * Named failure points, for tests; release builds do not contain them.  The setting
+ * ruststream.failpoint = 'name:n' kills this process (SIGKILL) the n-th time
+ * it reaches that point.
+ */
+#ifdef RUSTSTREAM_FAILPOINTS
+extern void rs_failpoint_init(void);
+extern void rs_failpoint_reached(const char *name);
+#define RS_FAILPOINT(name) rs_failpoint_reached(name)
+#else
+#define rs_failpoint_init() ((void) 0)
+#define RS_FAILPOINT(name) ((void) 0)
+#endif
+
+#endif /* RUSTSTREAM_BACKEND_H */

@@ -1,0 +1,347 @@
+/*-------------------------------------------------------------------------
+ *
+ * drain.c
+ *	  CALL ruststream.drain(..): the engine in the caller's session.
+ *
+ * Transactions are SPI's here, and the session is somebody else's: what a
+ * handler leaves in it must go, and what the caller had must stay.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "backend/backend.h"
+#include "backend/compat.h"
+
+#include "access/xact.h"
+#include "catalog/dependency.h"
+#include "catalog/pg_class.h"
+#include "commands/async.h"
+#include "commands/prepare.h"
+#include "miscadmin.h"
+#include "lib/stringinfo.h"
+#include "nodes/parsenodes.h"
+#include "storage/latch.h"
+#include "storage/lock.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/portal.h"
+#include "utils/snapmgr.h"
+
+PG_FUNCTION_INFO_V1(rs_sql_drain);
+
+/* ---------------------------------------------------- drain's transactions */
+
+/*
+ * SPI_rollback after an error needs a clean stack of snapshots, portals and
+ * savepoints, which only the rollback of a subtransaction restores: so each of
+ * our transactions works inside one.  It costs a transaction id where the
+ * delivery writes; a worker, whose transactions are its own, does without.
+ */
+static void
+drain_begin(rs_isolation isolation)
+{
+	MemoryContext save_context = CurrentMemoryContext;
+
+	rs_set_isolation(isolation);
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(save_context);
+}
+
+static void
+drain_commit(void)
+{
+	ReleaseCurrentSubTransaction();
+	SPI_commit();
+}
+
+static void
+drain_rollback(void)
+{
+	/* A failed SPI_commit has rolled back, and begun again, by itself. */
+	while (GetCurrentTransactionNestLevel() > 1)
+		RollbackAndReleaseCurrentSubTransaction();
+	SPI_rollback();
+}
+
+/* ------------------------------------------------- what handlers leave behind */
+
+/*
+ * What a session keeps beyond a commit.  One query says what was there before
+ * the first delivery and what is there after each, so that the difference is
+ * what handlers have left.  It runs outside the delivery's transaction, where
+ * only session-level advisory locks remain.
+ */
+static const char session_state_text[] =
+	"SELECT 'prepared', p.name, 0, 0, 0, '' FROM pg_catalog.pg_prepared_statements AS p "
+	"UNION ALL SELECT 'cursor', c.name, 0, 0, 0, '' FROM pg_catalog.pg_cursors AS c "
+	"UNION ALL SELECT 'channel', l, 0, 0, 0, '' FROM pg_catalog.pg_listening_channels() AS l "
+	"UNION ALL SELECT 'relation', '', r.oid::pg_catalog.int8, 0, 0, '' "
+	"FROM pg_catalog.pg_class AS r "
+	"WHERE r.relnamespace OPERATOR(pg_catalog.=) pg_catalog.pg_my_temp_schema() "
+	"AND r.relkind OPERATOR(pg_catalog.=) ANY ('{r,p,v,f,S}'::pg_catalog.\"char\"[]) "
+	"UNION ALL SELECT 'lock', '', k.classid::pg_catalog.int8, k.objid::pg_catalog.int8, "
+	"k.objsubid, k.mode FROM pg_catalog.pg_locks AS k "
+	"WHERE k.locktype OPERATOR(pg_catalog.=) 'advisory' "
+	"AND k.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid() AND k.granted";
+
+#define STATE_COLUMNS 6
+
+/* Of each thing that the caller's session had before: its row, as one text. */
+static List *callers_state;
+
+/* Read the session's state; the result is in SPI_tuptable. */
+static uint64
+read_session_state(void)
+{
+	int rc = SPI_execute(session_state_text, false, 0);
+
+	if (rc != SPI_OK_SELECT)
+		elog(ERROR, "could not read the session's state: %s", SPI_result_code_string(rc));
+	return SPI_processed;
+}
+
+/* The columns of a row of the session's state, and all of them as one text. */
+static char *
+state_row(uint64 row, char **columns)
+{
+	StringInfoData key;
+
+	initStringInfo(&key);
+	for (int i = 0; i < STATE_COLUMNS; i++)
+	{
+		columns[i] = SPI_getvalue(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, i + 1);
+		appendStringInfo(&key, "%s|", columns[i] ? columns[i] : "");
+	}
+	return key.data;
+}
+
+static void
+remember_session_state(MemoryContext context)
+{
+	uint64 rows = read_session_state();
+
+	callers_state = NIL;
+	for (uint64 i = 0; i < rows; i++)
+	{
+		char *columns[STATE_COLUMNS];
+		char *key = state_row(i, columns);
+		MemoryContext save = MemoryContextSwitchTo(context);
+
+		callers_state = lappend(callers_state, pstrdup(key));
+		MemoryContextSwitchTo(save);
+	}
+}
+
+static bool
+is_callers(const char *key)
+{
+	ListCell *cell;
+
+	foreach (cell, callers_state)
+	{
+		if (strcmp(lfirst(cell), key) == 0)
+			return true;
+	}
+	return false;
+}
+
+static void
+release_lock(char **columns)
+{
+	LOCKTAG tag;
+	LOCKMODE mode = strcmp(columns[5], "ShareLock") == 0 ? ShareLock : ExclusiveLock;
+
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) strtoul(columns[2], NULL, 10),
+						 (uint32) strtoul(columns[3], NULL, 10),
+						 (uint16) strtoul(columns[4], NULL, 10));
+	/* A session may hold a lock several times over. */
+	while (rs_lock_held_by_me(&tag, mode))
+		LockRelease(&tag, mode, true);
+}
+
+static void
+drop_relation(char **columns)
+{
+	ObjectAddress address = {RelationRelationId, (Oid) strtoul(columns[2], NULL, 10), 0};
+
+	/* It may have gone with another one that was dropped before it. */
+	if (get_rel_name(address.objectId) != NULL)
+		performDeletion(&address, DROP_CASCADE,
+						PERFORM_DELETION_INTERNAL | PERFORM_DELETION_QUIETLY);
+}
+
+static void
+drop_cursor(char **columns)
+{
+	Portal portal = GetPortalByName(columns[1]);
+
+	if (PortalIsValid(portal))
+		PortalDrop(portal, false);
+}
+
+static void
+remove_from_session(char **columns)
+{
+	if (strcmp(columns[0], "prepared") == 0)
+		DropPreparedStatement(columns[1], false);
+	else if (strcmp(columns[0], "cursor") == 0)
+		drop_cursor(columns);
+	else if (strcmp(columns[0], "channel") == 0)
+		Async_Unlisten(columns[1]);
+	else if (strcmp(columns[0], "relation") == 0)
+		drop_relation(columns);
+	else
+		release_lock(columns);
+}
+
+/* Undo what a handler left in the caller's session, and nothing the caller had. */
+static void
+drain_clean(void)
+{
+	uint64 rows = read_session_state();
+	SPITupleTable *state = SPI_tuptable;
+
+	for (uint64 i = 0; i < rows; i++)
+	{
+		char *columns[STATE_COLUMNS];
+		char *key;
+
+		SPI_tuptable = state;
+		key = state_row(i, columns);
+		if (!is_callers(key))
+			remove_from_session(columns);
+	}
+	/* The next transaction must begin without a snapshot. */
+	SPI_commit();
+}
+
+static const RsSession drain_session = {
+	.begin = drain_begin,
+	.commit = drain_commit,
+	.rollback = drain_rollback,
+	.clean = drain_clean,
+	.loaded = NULL,
+	.rethrows_cancel = true,
+	.trace_level = NOTICE,
+};
+
+/* ---------------------------------------------------------------------- drain */
+
+static void
+wait_until(TimestampTz until)
+{
+	long timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
+
+	if (timeout > 0)
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, timeout,
+						 rs_wait_event_hold());
+	ResetLatch(MyLatch);
+}
+
+/* Deliver until nothing is due, or the limit (negative: none) is reached. */
+static void
+deliver_all(RsEngine *engine, int64 limit)
+{
+	for (int64 delivered = 0; limit < 0 || delivered < limit;)
+	{
+		CHECK_FOR_INTERRUPTS();
+		switch (rs_deliver(engine))
+		{
+			case RS_PROGRESS_DELIVERED:
+				delivered++;
+				break;
+			case RS_PROGRESS_TRANSIENT:
+				break;
+			case RS_PROGRESS_HELD:
+				wait_until(engine->held_until);
+				break;
+			case RS_PROGRESS_NOTHING:
+			case RS_PROGRESS_QUIET:
+				return;
+		}
+	}
+}
+
+/*
+ * Only the owner itself, as session user and as current user: the handler runs
+ * with this session's rights, and SET ROLE inside a superuser's session would
+ * leave it those of the superuser to go back to.
+ */
+static void
+check_caller(const RsSubscription *subscription)
+{
+	if (GetSessionUserId() != subscription->owner || GetUserId() != subscription->owner)
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("subscription \"%s\" can be drained by its owner only", subscription->name),
+				errhint("Connect as role \"%s\", without SET ROLE.",
+						GetUserNameFromId(subscription->owner, false)));
+	if (subscription->paused || subscription->copied)
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				subscription->paused ? errmsg("subscription \"%s\" is paused", subscription->name)
+									 : errmsg("subscription \"%s\" was made in another database",
+											  subscription->name),
+				errhint("SELECT ruststream.resume(%s) lets it deliver.",
+						quote_literal_cstr(subscription->name)));
+}
+
+static bool
+is_atomic(FunctionCallInfo fcinfo)
+{
+	return fcinfo->context == NULL || !IsA(fcinfo->context, CallContext) ||
+		   castNode(CallContext, fcinfo->context)->atomic;
+}
+
+/*
+ * ruststream.drain(subscription text, max_deliveries bigint): deliver in this
+ * session until nothing is due, or so many deliveries are done (NULL: no
+ * limit).  Errors: 42704 no such subscription, 42501 not its owner, 25001
+ * inside a transaction block, 55000 paused or copied.
+ */
+Datum
+rs_sql_drain(PG_FUNCTION_ARGS)
+{
+	int64 limit = PG_ARGISNULL(1) ? -1 : PG_GETARG_INT64(1);
+	RsSubscription *subscription;
+	RsEngine engine;
+	int32 id;
+
+	if (is_atomic(fcinfo))
+		ereport(ERROR, errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				errmsg("ruststream.drain cannot be called inside a transaction block"),
+				errdetail("Each delivery is a transaction of its own."),
+				errhint("CALL it by itself, not within BEGIN .. COMMIT or a function."));
+	if (PG_ARGISNULL(0))
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("the subscription's name must not be null"));
+	if (!PG_ARGISNULL(1) && limit < 0)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("max_deliveries must not be negative"));
+
+	id = rs_subscription_id(text_to_cstring(PG_GETARG_TEXT_PP(0)), false);
+	subscription = rs_subscription_load(id, false, CurrentMemoryContext);
+	check_caller(subscription);
+	MemoryContextDelete(subscription->context);
+
+	SPI_connect_ext(SPI_OPT_NONATOMIC);
+	remember_session_state(PortalContext);
+	rs_engine_init(&engine, &drain_session, id, PortalContext);
+	/* The caller's transaction has a snapshot; ours begin without one. */
+	SPI_commit();
+
+	PG_TRY();
+	{
+		deliver_all(&engine, limit);
+		rs_failure_prune();
+	}
+	PG_FINALLY();
+	{
+		rs_stats_detach();
+		rs_engine_free(&engine);
+	}
+	PG_END_TRY();
+
+	SPI_finish();
+	PG_RETURN_VOID();
+}

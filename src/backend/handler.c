@@ -1,0 +1,434 @@
+/*-------------------------------------------------------------------------
+ *
+ * handler.c
+ *	  A subscription's handler: which function it is, what it is given, what
+ *	  it has answered.
+ *
+ * A handler is looked up anew for each delivery (fmgr_info in the delivery's
+ * memory): that costs about a microsecond, and leaves nothing behind that
+ * CREATE OR REPLACE FUNCTION, or an error in the middle of a call, could make
+ * wrong.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "backend/backend.h"
+#include "backend/compat.h"
+
+#include "access/htup_details.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_collation.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_proc.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "funcapi.h"
+#include "mb/pg_wchar.h"
+#include "utils/builtins.h"
+#include "utils/datum.h"
+#include "utils/fmgrprotos.h"
+#include "utils/jsonb.h"
+#include "utils/lsyscache.h"
+#include "utils/regproc.h"
+#include "utils/syscache.h"
+#include "utils/typcache.h"
+
+PG_FUNCTION_INFO_V1(rs_sql_attempt);
+PG_FUNCTION_INFO_V1(rs_sql_delivery);
+
+const RsDelivery *rs_delivery_in_handler;
+const RsSubscription *rs_subscription_in_handler;
+
+/* ------------------------------------------------------ finding the handler */
+
+/* Types between which a payload is decoded: text, and bytes that are text. */
+static bool
+is_document_type(Oid type)
+{
+	return type == JSONBOID || type == JSONOID || type == TEXTOID || type == VARCHAROID ||
+		   type == BYTEAOID;
+}
+
+static bool
+payload_fits(Oid column_type, Oid input_type)
+{
+	Oid base = getBaseType(column_type);
+
+	if (!OidIsValid(column_type))
+		return false;
+	if (input_type == column_type || input_type == base)
+		return true;
+	return is_document_type(base) && is_document_type(input_type);
+}
+
+/*
+ * Does this function fit?  Fills in *handler and returns NULL, else returns
+ * what is wrong with it, as a sentence for errdetail.
+ */
+static char *
+examine(Form_pg_proc proc, const RsQueue *queue, RsHandler *handler)
+{
+	const RsObjects *objects = rs_objects(false);
+	Oid first;
+
+	if (proc->prokind == PROKIND_PROCEDURE)
+		return pstrdup("It is a procedure: a COMMIT inside it would drop the lock on the row.");
+	if (proc->prokind != PROKIND_FUNCTION)
+		return pstrdup("It is not a plain function.");
+	if (proc->proretset)
+		return pstrdup("It returns a set.");
+	if (OidIsValid(proc->provariadic))
+		return pstrdup("It is variadic.");
+	if (proc->prorettype != objects->outcome_type && proc->prorettype != VOIDOID)
+		return psprintf("It returns %s.", format_type_be(proc->prorettype));
+	if (proc->pronargs < 1 || proc->pronargs > 2)
+		return psprintf("It takes %d arguments.", proc->pronargs);
+	if (proc->pronargs == 2 && proc->proargtypes.values[1] != objects->delivery_type)
+		return psprintf("Its second argument is of type %s.",
+						format_type_be(proc->proargtypes.values[1]));
+
+	first = proc->proargtypes.values[0];
+	if (first == queue->row_type)
+		handler->input = RS_INPUT_ROW;
+	else if (payload_fits(queue->type[RS_ROLE_PAYLOAD], first))
+		handler->input = RS_INPUT_PAYLOAD;
+	else if (first == get_array_type(queue->row_type))
+		return pstrdup("It takes a batch of rows, which this version does not deliver yet.");
+	else if (is_document_type(first) && queue->attnum[RS_ROLE_PAYLOAD] == InvalidAttrNumber)
+		return pstrdup("It takes a payload, but the queue has no payload column.");
+	else
+		return psprintf("Its first argument is of type %s.", format_type_be(first));
+
+	handler->function = proc->oid;
+	handler->input_type = first;
+	handler->takes_delivery = proc->pronargs == 2;
+	handler->returns_void = proc->prorettype == VOIDOID;
+	handler->strict = proc->proisstrict;
+	return NULL;
+}
+
+static char *
+examine_oid(Oid function, const RsQueue *queue, RsHandler *handler)
+{
+	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+	char *problem;
+
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for function %u", function);
+	problem = examine((Form_pg_proc) GETSTRUCT(tuple), queue, handler);
+	ReleaseSysCache(tuple);
+	return problem;
+}
+
+static void
+refuse(const RsQueue *queue, const char *text, const char *detail)
+{
+	ereport(ERROR, errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
+			errmsg("function %s cannot be a handler of queue %s", text,
+				   quote_qualified_identifier(queue->table.schema, queue->table.name)),
+			errdetail_internal("%s", detail),
+			errhint("A handler takes the row (%s) or its payload, then, if it likes, a "
+					"ruststream.delivery, and returns ruststream.outcome or void.",
+					format_type_be(queue->row_type)));
+}
+
+/* The one function of this name that fits, among all its overloads. */
+static Oid
+find_by_name(const char *text, const RsQueue *queue, RsHandler *handler)
+{
+	List *names;
+	FuncCandidateList candidate;
+	Oid found = InvalidOid;
+	char *problem = NULL;
+	int count = 0;
+
+#if PG_VERSION_NUM < 160000
+	names = stringToQualifiedNameList(text);
+#else
+	names = stringToQualifiedNameList(text, NULL);
+#endif
+	candidate = FuncnameGetCandidates(names, -1, NIL, false, false, false, true);
+	if (candidate == NULL)
+		ereport(ERROR, errcode(ERRCODE_UNDEFINED_FUNCTION),
+				errmsg("function \"%s\" does not exist", text),
+				errhint("Create the handler first, or name its schema."));
+
+	for (; candidate != NULL; candidate = candidate->next)
+	{
+		RsHandler trial = {0};
+
+		count++;
+		problem = examine_oid(candidate->oid, queue, &trial);
+		if (problem != NULL)
+			continue;
+		if (OidIsValid(found))
+			ereport(
+				ERROR, errcode(ERRCODE_AMBIGUOUS_FUNCTION),
+				errmsg("function name \"%s\" is not unique", text),
+				errdetail("More than one function of that name can be a handler of this queue."),
+				errhint("Write its argument types too, for example \"%s(%s)\".", text,
+						format_type_be(queue->row_type)));
+		found = candidate->oid;
+		*handler = trial;
+	}
+
+	if (!OidIsValid(found))
+		refuse(queue, text, count == 1 ? problem : "None of the functions of that name fits.");
+	return found;
+}
+
+void
+rs_handler_resolve(const char *text, const RsQueue *queue, Oid owner, RsHandler *handler)
+{
+	memset(handler, 0, sizeof(*handler));
+
+	if (strchr(text, '(') != NULL)
+	{
+		Oid function = DatumGetObjectId(DirectFunctionCall1(regprocedurein, CStringGetDatum(text)));
+		char *problem;
+
+		if (!OidIsValid(function))
+			ereport(ERROR, errcode(ERRCODE_UNDEFINED_FUNCTION),
+					errmsg("function \"%s\" does not exist", text));
+		problem = examine_oid(function, queue, handler);
+		if (problem != NULL)
+			refuse(queue, text, problem);
+	}
+	else
+		(void) find_by_name(text, queue, handler);
+
+	handler->name = format_procedure_qualified(handler->function);
+
+	if (rs_proc_aclcheck(handler->function, owner, ACL_EXECUTE) != ACLCHECK_OK)
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("role \"%s\" may not execute function %s", GetUserNameFromId(owner, false),
+					   handler->name),
+				errhint("GRANT EXECUTE ON FUNCTION %s TO %s.", handler->name,
+						quote_identifier(GetUserNameFromId(owner, false))));
+}
+
+/* ----------------------------------------------------- decoding the payload */
+
+/* The text of a document, in the server's encoding. */
+static char *
+document_text(Datum value, Oid type)
+{
+	switch (type)
+	{
+		case JSONBOID:
+			return DatumGetCString(DirectFunctionCall1(jsonb_out, value));
+		case BYTEAOID:
+		{
+			bytea *bytes = DatumGetByteaPP(value);
+			int length = VARSIZE_ANY_EXHDR(bytes);
+			char *text = pnstrdup(VARDATA_ANY(bytes), length);
+
+			/* also verifies it, and refuses zero bytes */
+			return pg_any_to_server(text, length, PG_UTF8);
+		}
+		default:
+			return TextDatumGetCString(value);
+	}
+}
+
+static Datum
+document_from_text(char *text, Oid type)
+{
+	switch (type)
+	{
+		case JSONBOID:
+			return DirectFunctionCall1(jsonb_in, CStringGetDatum(text));
+		case JSONOID:
+			return DirectFunctionCall1(json_in, CStringGetDatum(text));
+		case BYTEAOID:
+		{
+			char *bytes = pg_server_to_any(text, strlen(text), PG_UTF8);
+
+			return PointerGetDatum(cstring_to_text(bytes));
+		}
+		default:
+			return CStringGetTextDatum(text);
+	}
+}
+
+void
+rs_handler_decode(const RsSubscription *subscription, RsDelivery *delivery)
+{
+	const RsHandler *handler = &subscription->handler;
+	Oid column_type;
+
+	if (handler->input == RS_INPUT_ROW)
+		return;
+
+	if (delivery->input_isnull)
+	{
+		if (handler->strict)
+			ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					errmsg("the payload is null, and the handler is declared STRICT"));
+		return;
+	}
+
+	column_type = getBaseType(subscription->queue.type[RS_ROLE_PAYLOAD]);
+	if (handler->input_type == column_type ||
+		handler->input_type == subscription->queue.type[RS_ROLE_PAYLOAD])
+		return;
+	/* varchar and text are the same bytes */
+	if ((handler->input_type == TEXTOID || handler->input_type == VARCHAROID) &&
+		(column_type == TEXTOID || column_type == VARCHAROID))
+		return;
+
+	delivery->input =
+		document_from_text(document_text(delivery->input, column_type), handler->input_type);
+}
+
+/* ------------------------------------------------------- calling the handler */
+
+static Datum
+headers_as_jsonb(const RsSubscription *subscription, const RsDelivery *delivery)
+{
+	if (subscription->queue.type[RS_ROLE_HEADERS] == JSONOID)
+		return document_from_text(document_text(delivery->headers, JSONOID), JSONBOID);
+	return delivery->headers;
+}
+
+/* The delivery as a value of type ruststream.delivery. */
+static Datum
+delivery_datum(const RsSubscription *subscription, const RsDelivery *delivery)
+{
+	Oid type = rs_objects(false)->delivery_type;
+	TupleDesc descriptor = lookup_rowtype_tupdesc(type, -1);
+	Datum values[7] = {0};
+	bool nulls[7] = {false};
+	HeapTuple tuple;
+
+	Assert(descriptor->natts == lengthof(values));
+	values[0] = CStringGetTextDatum(subscription->name);
+	values[1] = ObjectIdGetDatum(subscription->queue.relid);
+	values[2] = CStringGetTextDatum(delivery->id_text);
+	values[3] = Int32GetDatum((int32) Min(delivery->attempt, PG_INT32_MAX));
+	nulls[4] = delivery->headers_isnull;
+	if (!nulls[4])
+		values[4] = headers_as_jsonb(subscription, delivery);
+	values[5] = TimestampTzGetDatum(delivery->claimed_at);
+	nulls[6] = true; /* lease_until: this form has no lease */
+
+	tuple = heap_form_tuple(descriptor, values, nulls);
+	ReleaseTupleDesc(descriptor);
+	return HeapTupleGetDatum(tuple);
+}
+
+/* An answer's delay in microseconds, a month being 30 days; never negative. */
+static int64
+delay_microseconds(const Interval *interval)
+{
+	int64 days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
+	int64 result;
+
+	if (pg_mul_s64_overflow(days, USECS_PER_DAY, &result) ||
+		pg_add_s64_overflow(result, interval->time, &result))
+		ereport(ERROR, errcode(ERRCODE_DATETIME_VALUE_OUT_OF_RANGE),
+				errmsg("the delay that the handler answered is out of range"));
+	return Max(result, 0);
+}
+
+static RsAnswer
+read_answer(const RsHandler *handler, Datum datum, bool isnull)
+{
+	RsAnswer answer = {.outcome = RS_OUTCOME_ACK};
+	HeapTupleHeader header;
+	Datum value;
+	char *word;
+
+	if (handler->returns_void)
+		return answer;
+	if (isnull)
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("the handler %s answered NULL", handler->name),
+				errhint("Return ruststream.ack(), or another outcome."));
+
+	header = DatumGetHeapTupleHeader(datum);
+	value = GetAttributeByNum(header, 1, &isnull);
+	word = isnull ? NULL : TextDatumGetCString(value);
+	if (word == NULL || !rs_outcome_find(word, &answer.outcome))
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("the handler %s answered an unknown outcome \"%s\"", handler->name,
+					   word ? word : "NULL"),
+				errhint("Make outcomes with ruststream.ack(), retry(), retry_after(), discard() "
+						"or dead_letter()."));
+
+	value = GetAttributeByNum(header, 2, &isnull);
+	if (!isnull)
+	{
+		answer.has_delay = true;
+		answer.delay = delay_microseconds(DatumGetIntervalP(value));
+	}
+	value = GetAttributeByNum(header, 3, &isnull);
+	if (!isnull)
+		answer.reason = TextDatumGetCString(value);
+	return answer;
+}
+
+RsAnswer
+rs_handler_call(const RsSubscription *subscription, const RsDelivery *delivery)
+{
+	const RsHandler *handler = &subscription->handler;
+	LOCAL_FCINFO(fcinfo, 2);
+	FmgrInfo flinfo;
+	PgStat_FunctionCallUsage usage;
+	Datum result;
+
+	/* Rights may have changed since the subscription was loaded. */
+	if (rs_proc_aclcheck(handler->function, GetUserId(), ACL_EXECUTE) != ACLCHECK_OK)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FUNCTION, get_func_name(handler->function));
+	InvokeFunctionExecuteHook(handler->function);
+
+	fmgr_info_cxt(handler->function, &flinfo, CurrentMemoryContext);
+	InitFunctionCallInfoData(*fcinfo, &flinfo, handler->takes_delivery ? 2 : 1,
+							 DEFAULT_COLLATION_OID, NULL, NULL);
+	fcinfo->args[0].value = delivery->input;
+	fcinfo->args[0].isnull = delivery->input_isnull;
+	if (handler->takes_delivery)
+	{
+		fcinfo->args[1].value = delivery_datum(subscription, delivery);
+		fcinfo->args[1].isnull = false;
+	}
+
+	rs_delivery_in_handler = delivery;
+	rs_subscription_in_handler = subscription;
+	PG_TRY();
+	{
+		pgstat_init_function_usage(fcinfo, &usage);
+		result = FunctionCallInvoke(fcinfo);
+		pgstat_end_function_usage(&usage, true);
+	}
+	PG_FINALLY();
+	{
+		rs_delivery_in_handler = NULL;
+		rs_subscription_in_handler = NULL;
+	}
+	PG_END_TRY();
+
+	return read_answer(handler, result, fcinfo->isnull);
+}
+
+/*
+ * ruststream.attempt() returns integer: which attempt the delivery in work is,
+ * the first being 1; NULL outside a handler.
+ */
+Datum
+rs_sql_attempt(PG_FUNCTION_ARGS)
+{
+	if (rs_delivery_in_handler == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_INT32((int32) Min(rs_delivery_in_handler->attempt, PG_INT32_MAX));
+}
+
+/* ruststream.delivery(): the delivery in work; NULL outside a handler. */
+Datum
+rs_sql_delivery(PG_FUNCTION_ARGS)
+{
+	if (rs_delivery_in_handler == NULL)
+		PG_RETURN_NULL();
+	PG_RETURN_DATUM(delivery_datum(rs_subscription_in_handler, rs_delivery_in_handler));
+}

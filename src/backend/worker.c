@@ -1,0 +1,270 @@
+/*-------------------------------------------------------------------------
+ *
+ * worker.c
+ *	  A worker: one process that serves one subscription, as its owner.
+ *
+ * It is connected as the subscription's owner, so claim, handler and
+ * settlement have that role's rights and no others.  Between deliveries it
+ * waits on its latch, outside any transaction, until somebody wakes it, a row
+ * is known to come due, or the poll interval has passed.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "backend/backend.h"
+#include "backend/compat.h"
+
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "commands/prepare.h"
+#include "libpq/pqsignal.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/lock.h"
+#include "storage/sinval.h"
+#include "tcop/tcopprot.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/portal.h"
+#include "utils/snapmgr.h"
+
+/* What pg_stat_activity shows while there is work. */
+static char activity[NAMEDATALEN * 4];
+
+/* Is a delivery under way, so that a cancel has something to cancel? */
+static volatile sig_atomic_t delivering = false;
+
+/* --------------------------------------------------- the worker's transactions */
+
+static void
+worker_begin(rs_isolation isolation)
+{
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	rs_set_isolation(isolation);
+	SPI_connect();
+}
+
+static void
+worker_commit(void)
+{
+	SPI_finish();
+	CommitTransactionCommand();
+}
+
+static void
+worker_rollback(void)
+{
+	/* Also unwinds SPI, savepoints and settings, however deep the error was. */
+	AbortOutOfAnyTransaction();
+}
+
+/* The temporary tables that handlers have made, if any. */
+static void
+drop_temporary_tables(void)
+{
+	Oid namespace;
+	Oid toast_namespace;
+
+	GetTempNamespaceState(&namespace, &toast_namespace);
+	if (!OidIsValid(namespace))
+		return;
+	StartTransactionCommand();
+	PushActiveSnapshot(GetTransactionSnapshot());
+	ResetTempTableNamespace();
+	PopActiveSnapshot();
+	CommitTransactionCommand();
+}
+
+/*
+ * Everything of a session that a commit keeps belongs to the handler that left
+ * it, for the worker itself has none.  LISTEN is refused in a background
+ * worker, and settings ended with the handler.
+ */
+static void
+worker_clean(void)
+{
+	PortalHashTableDeleteAll();
+	DropAllPreparedStatements();
+	LockReleaseSession(USER_LOCKMETHOD);
+	drop_temporary_tables();
+}
+
+/* pg_stat_activity shows for whom this process works. */
+static void
+worker_loaded(const RsSubscription *subscription)
+{
+	char name[NAMEDATALEN];
+
+	snprintf(name, sizeof(name), "ruststream: %s", subscription->name);
+	SetConfigOption("application_name", name, PGC_USERSET, PGC_S_SESSION);
+	snprintf(activity, sizeof(activity), "deliver from %s.%s to %s",
+			 subscription->queue.table.schema, subscription->queue.table.name,
+			 subscription->handler.name);
+	pgstat_report_activity(STATE_RUNNING, activity);
+}
+
+static const RsSession worker_session = {
+	.begin = worker_begin,
+	.commit = worker_commit,
+	.rollback = worker_rollback,
+	.clean = worker_clean,
+	.loaded = worker_loaded,
+	.rethrows_cancel = false,
+	.trace_level = LOG,
+};
+
+/* ------------------------------------------------------------------- signals */
+
+/* pg_cancel_backend: cancels a delivery, and is nothing to an idle worker. */
+static void
+worker_cancel(SIGNAL_ARGS)
+{
+	if (delivering)
+		StatementCancelHandler(postgres_signal_arg);
+}
+
+static RsProgress
+deliver(RsEngine *engine)
+{
+	RsProgress progress;
+
+	delivering = true;
+	progress = rs_deliver(engine);
+	delivering = false;
+	/* A cancel that came too late must not hit the next delivery. */
+	QueryCancelPending = false;
+	return progress;
+}
+
+/* ------------------------------------------------------------------- waiting */
+
+static void
+answer_interrupts(void)
+{
+	CHECK_FOR_INTERRUPTS();
+	if (ConfigReloadPending)
+	{
+		ConfigReloadPending = false;
+		ProcessConfigFile(PGC_SIGHUP);
+	}
+	if (catchupInterruptPending)
+		ProcessCatchupInterrupt();
+	if (rs_slot_stop_requested())
+		proc_exit(0);
+}
+
+/* Wait for a wake-up, at most until a point in time. */
+static void
+wait_until(TimestampTz until, RsWorkerState state, uint32 wait_event)
+{
+	long timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
+
+	if (timeout > 0)
+	{
+		rs_stats_state(state);
+		pgstat_report_activity(STATE_IDLE, NULL);
+		pgstat_report_stat(true);
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, timeout,
+						 wait_event);
+		pgstat_report_activity(STATE_RUNNING, activity);
+	}
+	ResetLatch(MyLatch);
+}
+
+static TimestampTz
+next_look(const RsEngine *engine)
+{
+	TimestampTz poll = GetCurrentTimestamp() + engine->subscription->poll_interval;
+
+	return engine->next_due != 0 ? Min(poll, engine->next_due) : poll;
+}
+
+/* ---------------------------------------------------------------------- main */
+
+/*
+ * wait -> claim -> deliver -> settle -> observe, until told to stop.  The
+ * order matters: we are known as idle before the claim looks, so that a row
+ * committed after the claim's snapshot has somebody to wake.
+ */
+static void
+serve(RsEngine *engine)
+{
+	for (;;)
+	{
+		answer_interrupts();
+		rs_wake_idle(true);
+		switch (deliver(engine))
+		{
+			case RS_PROGRESS_DELIVERED:
+			case RS_PROGRESS_TRANSIENT:
+				pgstat_report_stat(false);
+				break;
+			case RS_PROGRESS_NOTHING:
+				wait_until(next_look(engine), RS_WORKER_IDLE, rs_wait_event_idle());
+				break;
+			case RS_PROGRESS_HELD:
+				wait_until(engine->held_until, RS_WORKER_HOLDING, rs_wait_event_hold());
+				break;
+			case RS_PROGRESS_QUIET:
+				proc_exit(0);
+		}
+	}
+}
+
+void
+rs_worker_main(Datum arg)
+{
+	RsWorkerArgs args;
+	RsEngine engine;
+	uint32 flags = 0;
+
+	memcpy(&args, MyBgworkerEntry->bgw_extra, sizeof(args));
+
+	pqsignal(SIGTERM, die);
+	pqsignal(SIGINT, worker_cancel);
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	BackgroundWorkerUnblockSignals();
+
+#if PG_VERSION_NUM >= 170000
+	flags |= BGWORKER_BYPASS_ROLELOGINCHECK;
+#endif
+	BackgroundWorkerInitializeConnectionByOid(args.database, args.owner, flags);
+	if (!rs_slot_attach(&args))
+		proc_exit(0);
+
+	rs_engine_init(
+		&engine, &worker_session, args.subscription,
+		AllocSetContextCreate(TopMemoryContext, "ruststream worker", ALLOCSET_DEFAULT_SIZES));
+	for (;;)
+	{
+		volatile bool cancelled = false;
+
+		PG_TRY();
+		{
+			serve(&engine);
+		}
+		PG_CATCH();
+		{
+			MemoryContext save = MemoryContextSwitchTo(TopMemoryContext);
+			ErrorData *error = CopyErrorData();
+
+			delivering = false;
+			cancelled = error->sqlerrcode == ERRCODE_QUERY_CANCELED;
+			if (!cancelled)
+				rs_stats_broken(args.subscription, error->message);
+			AbortOutOfAnyTransaction();
+			EmitErrorReport();
+			FlushErrorState();
+			FreeErrorData(error);
+			MemoryContextSwitchTo(save);
+		}
+		PG_END_TRY();
+		/* The supervisor starts another one, later, and shows why until then. */
+		if (!cancelled)
+			proc_exit(1);
+	}
+}
