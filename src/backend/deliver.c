@@ -451,6 +451,25 @@ lacking_dead_letter(const RsEngine *engine)
 	return error;
 }
 
+/*
+ * What goes into the history of failures: the error, or the reason that the
+ * handler gave with any answer but ack.  NULL: nothing to record.
+ */
+static const ErrorData *
+recorded_failure(const Work *work, ErrorData *answered)
+{
+	if (work->error != NULL)
+		return work->error;
+	if (work->answer.reason == NULL || work->answer.outcome == RS_OUTCOME_ACK)
+		return NULL;
+
+	memset(answered, 0, sizeof(*answered));
+	answered->sqlerrcode = ERRCODE_SUCCESSFUL_COMPLETION;
+	answered->message = work->answer.reason;
+	answered->context = psprintf("answered %s", rs_outcome_word(work->answer.outcome));
+	return answered;
+}
+
 /* Tell the log, or drain's caller. */
 static void
 report_failure(const Work *work)
@@ -534,6 +553,8 @@ finish(Work *work, MemoryContext outer_context, ResourceOwner outer_owner)
 	rs_settlement settlement =
 		rs_settle(&subscription->queue.table, &subscription->policy, cause, work->answer.outcome,
 				  work->answer.has_delay, work->delivery.attempt);
+	const ErrorData *failure;
+	ErrorData answered;
 
 	work->stage = STAGE_SETTLE;
 	if (settlement.lacks_dead_letter)
@@ -552,8 +573,9 @@ finish(Work *work, MemoryContext outer_context, ResourceOwner outer_owner)
 				break;
 			case RS_STEP_SETTLE:
 				settle(engine, &work->delivery, &settlement, work->answer.delay);
-				if (work->error != NULL)
-					rs_failure_record(subscription, &work->delivery, work->error);
+				failure = recorded_failure(work, &answered);
+				if (failure != NULL)
+					rs_failure_record(subscription, &work->delivery, failure);
 				break;
 			case RS_STEP_COMMIT:
 				RS_FAILPOINT("before_commit");
