@@ -228,6 +228,8 @@ typedef struct RsEngine
 	char *transient_id;
 	int transient_count;
 
+	bool has_recorded_failures; /* the history may want pruning */
+
 	TimestampTz next_due; /* when a row is known to come due; 0: not known */
 } RsEngine;
 

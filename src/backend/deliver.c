@@ -470,6 +470,13 @@ recorded_failure(const Work *work, ErrorData *answered)
 	return answered;
 }
 
+static void
+record_failure(Work *work, const ErrorData *failure)
+{
+	rs_failure_record(work->engine->subscription, &work->delivery, failure);
+	work->engine->has_recorded_failures = true;
+}
+
 /* Tell the log, or drain's caller. */
 static void
 report_failure(const Work *work)
@@ -575,7 +582,7 @@ finish(Work *work, MemoryContext outer_context, ResourceOwner outer_owner)
 				settle(engine, &work->delivery, &settlement, work->answer.delay);
 				failure = recorded_failure(work, &answered);
 				if (failure != NULL)
-					rs_failure_record(subscription, &work->delivery, failure);
+					record_failure(work, failure);
 				break;
 			case RS_STEP_COMMIT:
 				RS_FAILPOINT("before_commit");
@@ -633,7 +640,7 @@ try_afresh(Work *work, const rs_settlement *settlement)
 			settle(engine, &work->delivery, settlement, 0);
 			result = AFRESH_SETTLED;
 		}
-		rs_failure_record(engine->subscription, &work->delivery, work->error);
+		record_failure(work, work->error);
 		commit(engine);
 	}
 	PG_CATCH();

@@ -333,7 +333,8 @@ rs_sql_drain(PG_FUNCTION_ARGS)
 	PG_TRY();
 	{
 		deliver_all(&engine, limit);
-		rs_failure_prune();
+		if (engine.has_recorded_failures)
+			rs_failure_prune();
 	}
 	PG_FINALLY();
 	{
