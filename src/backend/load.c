@@ -1,0 +1,547 @@
+/*-------------------------------------------------------------------------
+ *
+ * load.c
+ *	  A subscription, from its row to what the engine works with.
+ *
+ * The same checks serve registration, where they refuse, and each later load,
+ * where they find what has changed since: a worker that cannot load its
+ * subscription stops, says why, and starts again when the cause is mended.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "backend/catalog.h"
+#include "backend/compat.h"
+
+#include "access/relation.h"
+#include "access/xlog.h"
+#include "catalog/pg_class.h"
+#include "common/int.h"
+#include "datatype/timestamp.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
+
+#define SECONDS(n) (INT64CONST(n) * USECS_PER_SEC)
+
+/* ------------------------------------------------------- reading the settings */
+
+static char *
+text_setting(const RsRow *row, AttrNumber column)
+{
+	return rs_row_isnull(row, column) ? NULL : TextDatumGetCString(rs_row_get(row, column));
+}
+
+/* An integer setting; NULL counts as absent. */
+static int32
+integer_setting(const RsRow *row, AttrNumber column, const char *name, int32 min, int32 max,
+				int32 absent)
+{
+	int32 value;
+
+	if (rs_row_isnull(row, column))
+		return absent;
+	value = DatumGetInt32(rs_row_get(row, column));
+	if (value < min || value > max)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s cannot be %d", name, value),
+				errhint("It is a number from %d to %d.", min, max));
+	return value;
+}
+
+/* In words for a hint; whole units only. */
+static char *
+interval_text(int64 microseconds)
+{
+	if (microseconds % USECS_PER_DAY == 0 && microseconds > 0)
+		return psprintf(INT64_FORMAT " days", microseconds / USECS_PER_DAY);
+	if (microseconds % USECS_PER_SEC == 0)
+		return psprintf(INT64_FORMAT " s", microseconds / USECS_PER_SEC);
+	return psprintf(INT64_FORMAT " ms", microseconds / 1000);
+}
+
+int64
+rs_interval_microseconds(const Interval *interval, const char *what, int64 min, int64 max)
+{
+	int64 days = (int64) interval->month * DAYS_PER_MONTH + interval->day;
+	int64 result;
+
+	/* Infinite intervals, from PostgreSQL 17 on, overflow here as well. */
+	if (pg_mul_s64_overflow(days, USECS_PER_DAY, &result) ||
+		pg_add_s64_overflow(result, interval->time, &result) || result < min || result > max)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is out of range", what),
+				errhint("It is an interval from %s to %s.", interval_text(min),
+						interval_text(max)));
+	return result;
+}
+
+static int64
+interval_setting(const RsRow *row, AttrNumber column, const char *name, int64 min, int64 max)
+{
+	if (rs_row_isnull(row, column))
+		return 0;
+	return rs_interval_microseconds(DatumGetIntervalP(rs_row_get(row, column)), name, min, max);
+}
+
+static rs_outcome
+policy_setting(const RsRow *row, AttrNumber column, const char *name, rs_outcome absent,
+			   bool has_dead_letter)
+{
+	char *word = text_setting(row, column);
+	rs_outcome outcome;
+
+	if (word == NULL)
+		return absent;
+	if (!rs_outcome_find(word, &outcome) || outcome == RS_OUTCOME_ACK)
+		ereport(
+			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("%s cannot be \"%s\"", name, word),
+			errhint("It is \"retry\", \"retry_after\", \"discard\" or \"dead_letter\"."));
+	if (outcome == RS_OUTCOME_DEAD_LETTER && !has_dead_letter)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s is \"dead_letter\", but the subscription has no dead_letter", name),
+				errhint("Say in dead_letter where such rows go."));
+	return outcome;
+}
+
+/* ------------------------------------------------------------------- the owner */
+
+bool
+rs_subscription_is_copied(const RsRow *row)
+{
+	return DatumGetObjectId(rs_row_get(row, RS_SUBSCRIPTION_DATABASE)) != MyDatabaseId ||
+		   (uint64) DatumGetInt64(rs_row_get(row, RS_SUBSCRIPTION_SYSTEM_IDENTIFIER)) !=
+			   GetSystemIdentifier();
+}
+
+Oid
+rs_subscription_owner(const RsRow *row)
+{
+	if (rs_subscription_is_copied(row))
+		return get_role_oid(NameStr(*DatumGetName(rs_row_get(row, RS_SUBSCRIPTION_OWNER_NAME))),
+							true);
+	return DatumGetObjectId(rs_row_get(row, RS_SUBSCRIPTION_OWNER));
+}
+
+static Oid
+table_owner(Oid relid)
+{
+	HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
+	Oid owner;
+
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for relation %u", relid);
+	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+	ReleaseSysCache(tuple);
+	return owner;
+}
+
+/*
+ * A delivery runs the table's triggers, defaults and policies as the
+ * subscription's owner: they must not be anybody's way to a superuser's
+ * rights.
+ */
+static void
+check_superuser(Oid owner, Oid relid)
+{
+	Oid of_table = table_owner(relid);
+
+	if (superuser_arg(owner) && !superuser_arg(of_table))
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("a superuser can only subscribe to tables owned by superusers"),
+				errdetail("Table %s is owned by %s, whose triggers and policies would run as %s.",
+						  rs_relation_label(relid), GetUserNameFromId(of_table, false),
+						  GetUserNameFromId(owner, false)),
+				errhint("Subscribe as the table's owner: SET ROLE %s.",
+						quote_identifier(GetUserNameFromId(of_table, false))));
+}
+
+static void
+check_schema_usage(Oid owner, Oid relid)
+{
+	Oid schema = get_rel_namespace(relid);
+
+	if (rs_namespace_aclcheck(schema, owner, ACL_USAGE) != ACLCHECK_OK)
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("role \"%s\" may not use schema \"%s\"", GetUserNameFromId(owner, false),
+					   get_namespace_name(schema)),
+				errhint("GRANT USAGE ON SCHEMA %s TO %s.",
+						quote_identifier(get_namespace_name(schema)),
+						quote_identifier(GetUserNameFromId(owner, false))));
+}
+
+static void
+check_right(Oid owner, Oid relid, AclMode right, const char *word, const char *needed)
+{
+	if (pg_class_aclcheck(relid, owner, right) != ACLCHECK_OK)
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("role \"%s\" lacks the right to %s on table %s",
+					   GetUserNameFromId(owner, false), word, rs_relation_label(relid)),
+				errhint("GRANT %s ON %s TO %s.", needed, rs_relation_label(relid),
+						quote_identifier(GetUserNameFromId(owner, false))));
+}
+
+static void
+check_owner(const RsSubscription *subscription)
+{
+	static const char needed[] = "SELECT, UPDATE, DELETE";
+	Oid owner = subscription->owner;
+	Oid relid = subscription->queue.relid;
+
+	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(owner)))
+		ereport(ERROR, errcode(ERRCODE_UNDEFINED_OBJECT),
+				errmsg("the owner of subscription \"%s\" does not exist any more",
+					   subscription->name),
+				errhint("Subscribe again as another role, or unsubscribe."));
+	check_superuser(owner, relid);
+	check_schema_usage(owner, relid);
+	check_right(owner, relid, ACL_SELECT, "SELECT", needed);
+	check_right(owner, relid, ACL_UPDATE, "UPDATE", needed);
+	check_right(owner, relid, ACL_DELETE, "DELETE", needed);
+}
+
+/* ------------------------------------------------------------------- dead letter */
+
+/* The destination's column of this name, or NULL. */
+static Form_pg_attribute
+column_named(TupleDesc descriptor, const char *name)
+{
+	for (int i = 0; i < descriptor->natts; i++)
+	{
+		Form_pg_attribute attribute = TupleDescAttr(descriptor, i);
+
+		if (!attribute->attisdropped && strcmp(NameStr(attribute->attname), name) == 0)
+			return attribute;
+	}
+	return NULL;
+}
+
+static bool
+is_moved(Form_pg_attribute attribute)
+{
+	return !attribute->attisdropped && attribute->attgenerated == '\0';
+}
+
+/* Can a column of the queue be carried over into the destination? */
+static void
+check_moved_column(Form_pg_attribute attribute, Relation destination)
+{
+	const char *name = NameStr(attribute->attname);
+	const char *label = rs_relation_label(RelationGetRelid(destination));
+	Form_pg_attribute target = column_named(RelationGetDescr(destination), name);
+
+	if (target == NULL)
+		ereport(ERROR, errcode(ERRCODE_UNDEFINED_COLUMN),
+				errmsg("dead-letter table %s has no column \"%s\"", label, name),
+				errhint("A move carries every column: make the table with "
+						"CREATE TABLE .. (LIKE the queue)."));
+	if (target->attgenerated != '\0')
+		ereport(ERROR, errcode(ERRCODE_GENERATED_ALWAYS),
+				errmsg("column \"%s\" of dead-letter table %s is a generated column", name, label),
+				errhint("A move writes it: make it an ordinary column."));
+	if (target->atttypid != attribute->atttypid ||
+		(target->atttypmod != -1 && target->atttypmod != attribute->atttypmod))
+		ereport(ERROR, errcode(ERRCODE_DATATYPE_MISMATCH),
+				errmsg("column \"%s\" of dead-letter table %s is of type %s, but the queue's is of "
+					   "type %s",
+					   name, label,
+					   format_type_with_typemod(target->atttypid, target->atttypmod),
+					   format_type_with_typemod(attribute->atttypid, attribute->atttypmod)),
+				errhint("Give both the same type."));
+}
+
+/* Can a column that only the destination has do without a value of ours? */
+static void
+check_own_column(Form_pg_attribute attribute, TupleDesc source, Relation destination)
+{
+	Form_pg_attribute moved;
+
+	if (attribute->attisdropped || !attribute->attnotnull || attribute->atthasdef ||
+		attribute->attidentity != '\0')
+		return;
+	moved = column_named(source, NameStr(attribute->attname));
+	if ((moved != NULL && is_moved(moved)) || get_typdefault(attribute->atttypid) != NULL)
+		return;
+	ereport(ERROR, errcode(ERRCODE_NOT_NULL_VIOLATION),
+			errmsg("column \"%s\" of dead-letter table %s is NOT NULL and has no default",
+				   NameStr(attribute->attname), rs_relation_label(RelationGetRelid(destination))),
+			errhint("The queue has nothing to put there: give it a default."));
+}
+
+/* What a move into the destination carries: every column that is not generated. */
+static void
+list_moved_columns(Relation source, Relation destination, RsSubscription *subscription)
+{
+	TupleDesc from = RelationGetDescr(source);
+	TupleDesc to = RelationGetDescr(destination);
+	const char **columns = palloc(sizeof(char *) * from->natts);
+	int count = 0;
+
+	for (int i = 0; i < from->natts; i++)
+	{
+		Form_pg_attribute attribute = TupleDescAttr(from, i);
+
+		if (!is_moved(attribute))
+			continue;
+		check_moved_column(attribute, destination);
+		columns[count++] = pstrdup(NameStr(attribute->attname));
+	}
+	for (int i = 0; i < to->natts; i++)
+		check_own_column(TupleDescAttr(to, i), from, destination);
+
+	subscription->destination = (rs_destination){
+		.schema = get_namespace_name(RelationGetNamespace(destination)),
+		.name = pstrdup(RelationGetRelationName(destination)),
+		.columns = columns,
+		.column_count = count,
+	};
+}
+
+static void
+bind_dead_letter_table(RsSubscription *subscription)
+{
+	Oid relid = subscription->dead_letter_table;
+	Relation source;
+	Relation destination;
+	Form_pg_attribute id;
+
+	if (relid == subscription->queue.relid)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("a queue cannot be its own dead-letter table"),
+				errhint("Name another table with the same columns."));
+
+	rs_watch_relation(relid);
+	destination = try_relation_open(relid, AccessShareLock);
+	if (destination == NULL)
+		ereport(ERROR, errcode(ERRCODE_UNDEFINED_TABLE),
+				errmsg("the dead-letter table of subscription \"%s\" does not exist any more",
+					   subscription->name),
+				errhint("Name another with ruststream.alter_subscription(.., dead_letter => ..)."));
+	source = relation_open(subscription->queue.relid, AccessShareLock);
+
+	if (destination->rd_rel->relkind != RELKIND_RELATION &&
+		destination->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
+		ereport(ERROR, errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				errmsg("%s is not a table", rs_relation_label(relid)),
+				errhint("Dead letters go to an ordinary or partitioned table."));
+	if (destination->rd_rel->relpersistence != RELPERSISTENCE_PERMANENT &&
+		destination->rd_rel->relpersistence != source->rd_rel->relpersistence)
+		ereport(ERROR, errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				errmsg("dead-letter table %s is not permanent", rs_relation_label(relid)),
+				errhint("What goes there must not be lost: use a permanent table."));
+	id = TupleDescAttr(RelationGetDescr(source), subscription->queue.attnum[RS_ROLE_ID] - 1);
+	if (!is_moved(id))
+		ereport(ERROR, errcode(ERRCODE_GENERATED_ALWAYS),
+				errmsg("id column \"%s\" is a generated column, which a move to a dead-letter table "
+					   "does not carry",
+					   NameStr(id->attname)),
+				errhint("Subscribe without dead_letter."));
+
+	check_superuser(subscription->owner, relid);
+	check_schema_usage(subscription->owner, relid);
+	check_right(subscription->owner, relid, ACL_INSERT, "INSERT", "INSERT");
+	list_moved_columns(source, destination, subscription);
+
+	relation_close(source, NoLock);
+	relation_close(destination, NoLock);
+}
+
+static void
+bind_dead_letter(const RsRow *row, RsSubscription *subscription)
+{
+	rs_policy *policy = &subscription->policy;
+
+	subscription->dead_letter_group = text_setting(row, RS_SUBSCRIPTION_DEAD_LETTER_GROUP);
+	if (!rs_row_isnull(row, RS_SUBSCRIPTION_DEAD_LETTER_TABLE))
+		subscription->dead_letter_table =
+			DatumGetObjectId(rs_row_get(row, RS_SUBSCRIPTION_DEAD_LETTER_TABLE));
+
+	policy->dead_letter_is_table = OidIsValid(subscription->dead_letter_table);
+	policy->has_dead_letter =
+		policy->dead_letter_is_table || subscription->dead_letter_group != NULL;
+
+	if (subscription->dead_letter_group != NULL &&
+		strcmp(subscription->dead_letter_group, subscription->group_name) == 0)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("dead_letter is the group that the subscription reads, \"%s\"",
+					   subscription->group_name),
+				errhint("Name another group."));
+	if (policy->dead_letter_is_table)
+		bind_dead_letter_table(subscription);
+}
+
+/* --------------------------------------------------------------------- settings */
+
+static void
+not_yet(const char *what, const char *hint)
+{
+	ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			errmsg("%s cannot be delivered by this version of ruststream", what),
+			errhint("%s", hint));
+}
+
+/* What may be described and asked for, but has no lane yet. */
+static void
+check_is_built(const RsRow *row, const RsSubscription *subscription)
+{
+	const rs_table *table = &subscription->queue.table;
+
+	if (rs_table_form(table) != RS_FORM_ROW_LOCK)
+		not_yet(psprintf("queues of the %s form", rs_form_word(rs_table_form(table))),
+				"Use a queue without locked_until_column and lock_key.");
+	if (table->fifo)
+		not_yet("fifo queues", "Attach the queue without fifo.");
+	if (table->column[RS_ROLE_PARTITION_KEY] != NULL)
+		not_yet("queues with a partition key",
+				"Attach the queue without partition_key_column.");
+	if (subscription->group_name != NULL && strcmp(subscription->group_name, "*") == 0)
+		not_yet("all groups at once", "Subscribe once for each group.");
+	if (!rs_row_isnull(row, RS_SUBSCRIPTION_TRANSACTIONAL) &&
+		!DatumGetBool(rs_row_get(row, RS_SUBSCRIPTION_TRANSACTIONAL)))
+		not_yet("non-transactional subscriptions", "Leave out transactional.");
+	if (!rs_row_isnull(row, RS_SUBSCRIPTION_BATCH_SIZE))
+		not_yet("batches", "Leave out batch_size.");
+	if (!rs_row_isnull(row, RS_SUBSCRIPTION_TIMEOUT))
+		not_yet("deliveries with a timeout", "Leave out timeout.");
+	if (DatumGetInt32(rs_row_get(row, RS_SUBSCRIPTION_DELIVERIES_PER_COMMIT)) > 1)
+		not_yet("several deliveries in one commit", "Leave out deliveries_per_commit.");
+}
+
+/* The settings that are checked but not used yet. */
+static void
+check_other_settings(const RsRow *row)
+{
+	(void) integer_setting(row, RS_SUBSCRIPTION_BATCH_SIZE, "batch_size", 1, 10000, 1);
+	(void) integer_setting(row, RS_SUBSCRIPTION_DELIVERIES_PER_COMMIT, "deliveries_per_commit", 1,
+						   10000, 1);
+	(void) interval_setting(row, RS_SUBSCRIPTION_LEASE, "lease", 1, RS_MAX_INTERVAL);
+	(void) interval_setting(row, RS_SUBSCRIPTION_TIMEOUT, "timeout", 1, RS_MAX_INTERVAL);
+	(void) interval_setting(row, RS_SUBSCRIPTION_MAX_COMMIT_WAIT, "max_commit_wait", 0,
+							SECONDS(60));
+}
+
+static void
+bind_group(const RsRow *row, RsSubscription *subscription)
+{
+	char *group_name = text_setting(row, RS_SUBSCRIPTION_GROUP_NAME);
+
+	if (subscription->queue.table.column[RS_ROLE_GROUP] != NULL)
+		subscription->group_name = group_name != NULL ? group_name : subscription->name;
+	else if (group_name != NULL)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("queue %s has no groups", rs_relation_label(subscription->queue.relid)),
+				errhint("Leave out group_name, or attach the queue with group_column."));
+}
+
+static void
+bind_policy(const RsRow *row, RsSubscription *subscription)
+{
+	const rs_table *table = &subscription->queue.table;
+	rs_policy *policy = &subscription->policy;
+	char *backoff = text_setting(row, RS_SUBSCRIPTION_BACKOFF);
+
+	policy->max_attempts =
+		integer_setting(row, RS_SUBSCRIPTION_MAX_ATTEMPTS, "max_attempts", 1, PG_INT32_MAX, 0);
+	if (policy->max_attempts > 0 && !policy->has_dead_letter)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("max_attempts needs a dead_letter"),
+				errhint("Say in dead_letter where a row goes after its last attempt."));
+	if (policy->max_attempts > 0 && table->column[RS_ROLE_ATTEMPT] == NULL)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("max_attempts needs a queue that counts attempts"),
+				errhint("Attach the queue with attempt_column."));
+
+	policy->on_error = policy_setting(row, RS_SUBSCRIPTION_ON_ERROR, "on_error",
+									  rs_default_on_error(table), policy->has_dead_letter);
+	policy->on_decode_error =
+		policy_setting(row, RS_SUBSCRIPTION_ON_DECODE_ERROR, "on_decode_error",
+					   rs_default_on_decode_error(table, policy->has_dead_letter),
+					   policy->has_dead_letter);
+
+	if (!rs_backoff_find(backoff, &policy->backoff))
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("backoff cannot be \"%s\"", backoff),
+				errhint("It is \"constant\", \"linear\" or \"exponential\"."));
+	policy->retry_delay =
+		interval_setting(row, RS_SUBSCRIPTION_RETRY_DELAY, "retry_delay", 0, RS_MAX_INTERVAL);
+	policy->max_retry_delay = interval_setting(row, RS_SUBSCRIPTION_MAX_RETRY_DELAY,
+											   "max_retry_delay", 0, RS_MAX_INTERVAL);
+}
+
+static void
+check_claim_index(const RsSubscription *subscription)
+{
+	if (!rs_queue_has_claim_index(&subscription->queue))
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("queue %s has no index that serves its claims",
+					   rs_relation_label(subscription->queue.relid)),
+				errdetail("Without it each claim would read the whole table."),
+				errhint("Run %s.", rs_queue_claim_index_sql(&subscription->queue)));
+}
+
+static void
+fill(const RsRow *row, RsSubscription *subscription)
+{
+	char *handler = text_setting(row, RS_SUBSCRIPTION_HANDLER);
+
+	subscription->id = DatumGetInt32(rs_row_get(row, RS_SUBSCRIPTION_ID));
+	subscription->name = text_setting(row, RS_SUBSCRIPTION_NAME);
+	subscription->owner = rs_subscription_owner(row);
+	subscription->queue.relid = DatumGetObjectId(rs_row_get(row, RS_SUBSCRIPTION_QUEUE));
+	subscription->paused = DatumGetBool(rs_row_get(row, RS_SUBSCRIPTION_PAUSED));
+	subscription->copied = rs_subscription_is_copied(row);
+	subscription->workers =
+		integer_setting(row, RS_SUBSCRIPTION_WORKERS, "workers", 0, 1000, 1);
+
+	/* What a copy refers to need not be there: it is asked for by resume. */
+	if (subscription->copied)
+		return;
+
+	rs_queue_load(subscription->queue.relid, &subscription->queue);
+	check_owner(subscription);
+	bind_group(row, subscription);
+	check_other_settings(row);
+	check_is_built(row, subscription);
+	bind_dead_letter(row, subscription);
+	bind_policy(row, subscription);
+	subscription->poll_interval = interval_setting(row, RS_SUBSCRIPTION_POLL_INTERVAL,
+												   "poll_interval", 10000, USECS_PER_DAY);
+	check_claim_index(subscription);
+	rs_handler_resolve(handler, &subscription->queue, subscription->owner,
+					   &subscription->handler);
+}
+
+RsSubscription *
+rs_subscription_build(const RsRow *row, MemoryContext parent)
+{
+	/* Until it is whole it belongs to the (sub)transaction, whose abort frees it. */
+	MemoryContext context = AllocSetContextCreate(CurTransactionContext, "ruststream subscription",
+												  ALLOCSET_SMALL_SIZES);
+	MemoryContext save_context = MemoryContextSwitchTo(context);
+	RsSubscription *subscription = palloc0(sizeof(RsSubscription));
+
+	subscription->context = context;
+	fill(row, subscription);
+	MemoryContextSwitchTo(save_context);
+	MemoryContextSetParent(context, parent);
+	return subscription;
+}
+
+RsSubscription *
+rs_subscription_load(int32 id, bool missing_ok, MemoryContext parent)
+{
+	List *rows = rs_catalog_find(rs_objects(false)->subscription, RS_SUBSCRIPTION_ID, F_INT4EQ,
+								 Int32GetDatum(id));
+
+	if (rows != NIL)
+		return rs_subscription_build(linitial(rows), parent);
+	if (!missing_ok)
+		ereport(ERROR, errcode(ERRCODE_UNDEFINED_OBJECT),
+				errmsg("subscription %d does not exist", id),
+				errhint("The view ruststream.status lists the subscriptions."));
+	return NULL;
+}

@@ -1,0 +1,263 @@
+/*-------------------------------------------------------------------------
+ *
+ * shared.h
+ *	  What our processes share: the layout of our shared memory, and the doors
+ *	  to it.  Included by the files of the process part only; the engine asks
+ *	  through backend.h.
+ *
+ * One lock, RsShared.lock, guards whatever the comments below do not exempt.
+ * It is held for the length of a scan over a few small arrays, never across an
+ * allocation, a catalog lookup or a wait, and no insert and no delivery takes
+ * it: the wake-up path and the counters use atomics, and what a worker shows
+ * of its delivery uses a change count.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef RUSTSTREAM_SHARED_H
+#define RUSTSTREAM_SHARED_H
+
+#include "backend/backend.h"
+
+#include "storage/condition_variable.h"
+
+#define RS_MAX_DATABASES 256
+#define RS_MAX_SUBSCRIPTIONS 1024
+#define RS_SESSION_SLOTS 32 /* for drain, beyond those of the workers */
+#define RS_MAX_CRASHED 16   /* deliveries remembered over a crash */
+
+#define RS_ID_BYTES 128
+#define RS_REASON_BYTES 256
+#define RS_QUEUE_NAME_BYTES (2 * NAMEDATALEN + 8)
+
+/* The rate of deliveries: six buckets of ten seconds. */
+#define RS_RATE_BUCKETS 6
+#define RS_RATE_BUCKET_USEC INT64CONST(10000000)
+
+/*
+ * A database that has, may have or is losing a supervisor.  Everything is
+ * guarded by RsShared.lock, save for "failures".
+ *
+ * wanted, the supervisor's identity and closing make up the state:
+ *
+ *	wanted			somebody has to look at the database (again): the launcher by
+ *					starting a supervisor, or the one that runs
+ *	cookie == 0		no supervisor; else one is registered or, once pid is set, runs
+ *	closing > 0		a command needs the database empty: nothing may start or attach
+ *
+ * An entry is free, and its dboid invalid, when none of the three holds.
+ */
+typedef struct RsDatabase
+{
+	Oid dboid;
+	bool wanted;
+	int closing; /* how many transactions keep it closed */
+
+	uint64 cookie;
+	pid_t pid;
+	Latch *latch;
+	TimestampTz started_at;
+	bool settled; /* it has found the extension */
+
+	/* Restarts of a supervisor that keeps failing. */
+	int restarts;
+	TimestampTz next_start;
+
+	/* Failures recorded since the history was last pruned. */
+	pg_atomic_uint32 failures;
+} RsDatabase;
+
+/*
+ * What a process of ours works for: one slot a worker, and spare ones so that
+ * a session which drains can be seen as well.  The workers' slots come first.
+ *
+ * A worker's slot is allocated by its supervisor, taken over by the worker,
+ * and freed when the worker exits, or by the supervisor if it never came.  A
+ * worker is identified by (slot, cookie): as it frees its slot under the lock
+ * while it exits, whoever finds the cookie in place while holding the lock may
+ * signal the pid and hits no other process.
+ */
+typedef struct RsSlot
+{
+	/*
+	 * Guarded by RsShared.lock.  A publisher reads database, subscription,
+	 * queue and latch without it, once it has seen idle set: the owner of the
+	 * slot sets idle after them.  A slot that changes hands meanwhile costs a
+	 * wake-up in vain.
+	 */
+	uint64 cookie; /* 0: free */
+	pid_t pid;     /* 0: not attached yet */
+	Oid database;
+	Oid owner;
+	Oid queue;
+	int32 subscription;
+	Latch *latch;
+	TimestampTz attached_at;
+	char subscription_name[NAMEDATALEN];
+	char queue_name[RS_QUEUE_NAME_BYTES]; /* for the log, after a crash */
+
+	pg_atomic_uint32 idle; /* 1: set my latch when a row arrives */
+	pg_atomic_uint32 stop; /* 1: leave once the delivery in work is over */
+
+	/*
+	 * Written by the process of the slot alone, without a lock; odd while it
+	 * writes.  A reader copies, and starts again if it saw an odd count or
+	 * the count has moved.
+	 */
+	pg_atomic_uint32 changecount;
+	RsWorkerState state;
+	TimestampTz since;
+	bool delivering;
+	char id[RS_ID_BYTES]; /* perhaps clipped */
+	int64 attempt;
+	TimestampTz delivery_since;
+} RsSlot;
+
+/*
+ * Counters of a subscription.  The key and the texts are guarded by
+ * RsShared.lock; the numbers are atomics.
+ */
+typedef struct RsCounters
+{
+	Oid database; /* InvalidOid: free */
+	int32 subscription;
+	TimestampTz reset_at;
+	char broken[RS_REASON_BYTES];  /* a worker's reason; empty: none */
+	char problem[RS_REASON_BYTES]; /* why the supervisor cannot start workers */
+
+	pg_atomic_uint64 count[RS_COUNTER_COUNT];
+	pg_atomic_uint64 rate[RS_RATE_BUCKETS]; /* bucket number << 32 | deliveries */
+} RsCounters;
+
+/* A delivery that was in work when the server crashed. */
+typedef struct RsCrashed
+{
+	Oid database;
+	pid_t pid;
+	char subscription_name[NAMEDATALEN];
+	char queue_name[RS_QUEUE_NAME_BYTES];
+	char id[RS_ID_BYTES];
+	int64 attempt;
+} RsCrashed;
+
+/* The last crash, kept by the postmaster while shared memory is rebuilt. */
+typedef struct RsCrash
+{
+	int in_a_row; /* 0: none since the server was started */
+	TimestampTz at;
+	int deliveries; /* more than RS_MAX_CRASHED: the rest is not kept */
+	RsCrashed delivery[RS_MAX_CRASHED];
+} RsCrash;
+
+typedef struct RsShared
+{
+	LWLock *lock;
+	ConditionVariable left; /* broadcast when a supervisor or worker has left */
+
+	/* Set at start, constant afterwards. */
+	int worker_slots;
+	int slots;
+	RsCrash crash;
+	TimestampTz quiet_until; /* crash_restart_delay: nothing starts before */
+
+	/* Guarded by lock. */
+	bool crash_logged;
+	uint64 last_cookie;
+	Latch *launcher; /* NULL: none is running */
+	bool databases_full_logged;
+	bool subscriptions_full_logged;
+	RsDatabase database[RS_MAX_DATABASES];
+	RsCounters counters[RS_MAX_SUBSCRIPTIONS];
+
+	RsSlot slot[FLEXIBLE_ARRAY_MEMBER];
+} RsShared;
+
+/* NULL where the library was not preloaded. */
+extern RsShared *rs_shared;
+
+/* This process's slot, or NULL. */
+extern RsSlot *rs_my_slot;
+
+/* ---------------------------------------------------------------- shared.c */
+
+extern void rs_shared_init(void);
+
+/* The caller holds the lock, exclusively except for the first, for all of these. */
+extern RsDatabase *rs_database_find(Oid dboid); /* NULL: no entry */
+extern RsDatabase *rs_database_get(Oid dboid);  /* NULL: all are taken */
+extern void rs_database_want(RsDatabase *database);
+extern void rs_database_release(RsDatabase *database); /* frees it where nothing holds it */
+extern void rs_slot_free(RsSlot *slot);
+
+/* The others take the lock themselves.  A worker's slot, with a new cookie; NULL: none is free, or
+ * the database closes. */
+extern RsSlot *rs_slot_allocate(Oid database, int32 subscription, const char *subscription_name,
+								Oid owner, Oid queue, uint64 *cookie);
+
+/* A spare slot for this session while it drains, if there is one left. */
+extern void rs_slot_attach_session(void);
+extern void rs_slot_detach_session(void);
+
+/* Is it one of the workers' slots, or a spare one? */
+extern bool rs_slot_is_worker(const RsSlot *slot);
+
+/*
+ * Take over a supervisor's registration for this process; false: it is ours no
+ * more.  At exit the entry is given back, and the launcher looks at it again
+ * unless rs_supervisor_absent() was called: the extension is not there.
+ */
+extern bool rs_supervisor_attach(Oid dboid, uint64 cookie);
+extern void rs_supervisor_absent(void);
+
+/*
+ * A supervisor is about to read the subscriptions: what is announced from now
+ * on makes it read them again.  And: it has found the extension.
+ */
+extern void rs_supervisor_looks(void);
+extern void rs_supervisor_settled(void);
+
+/* The delay before the n-th start in a row of something that fails: 1 s, doubling to 30 s. */
+extern int64 rs_restart_delay(int failures);
+
+/* ----------------------------------------------------------------- stats.c */
+
+/* Why the supervisor cannot start a subscription's workers; NULL: it can. */
+extern void rs_stats_problem(int32 subscription_id, const char *reason);
+extern bool rs_stats_is_broken(int32 subscription_id);
+
+/* Forget the counters of the subscriptions of a database that are not listed. */
+extern void rs_stats_forget(Oid dboid, const int32 *keep, int nkeep);
+
+/* ------------------------------------------------------------------ wake.c */
+
+extern void rs_wake_init(void);
+
+/* ------------------------------------------------------------- database.c */
+
+extern void rs_database_init(void);
+
+/* End of a transaction: what it kept closed may start again. */
+extern void rs_database_reopen(bool committed);
+
+/* -------------------------------------------------------------- launcher.c */
+
+extern void rs_launcher_register(void);
+
+/*
+ * What launcher and supervisors have in common: signal handlers; a name in
+ * pg_stat_activity; answering what came while they waited, where termination
+ * ends the process with this exit code; and waiting, at most until a point in
+ * time.
+ */
+extern void rs_process_signals(void);
+extern void rs_process_name(const char *name);
+extern void rs_process_interrupts(int exit_code);
+extern void rs_process_wait(TimestampTz until);
+
+/* What a supervisor needs to know, in its bgw_extra. */
+typedef struct RsSupervisorArgs
+{
+	Oid database;
+	uint64 cookie;
+} RsSupervisorArgs;
+
+#endif /* RUSTSTREAM_SHARED_H */
