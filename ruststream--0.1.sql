@@ -612,7 +612,7 @@ SELECT s.name AS subscription, s.queue, s.owner,
 	END AS state,
 	coalesce(c.workers, 0) AS workers,
 	s.workers AS workers_wanted,
-	CASE WHEN d.capped THEN d.ready ELSE greatest(d.ready - w.in_work, 0) END AS ready,
+	CASE WHEN d.capped THEN d.ready ELSE d.ready - least(w.in_work, d.ready) END AS ready,
 	d.waiting,
 	w.in_work,
 	d.dead,
@@ -665,9 +665,8 @@ FROM ruststream.internal_subscription AS s
 CREATE VIEW ruststream.stat_queue WITH (security_barrier) AS
 SELECT q.relation AS queue,
 	count(s.id)::integer AS subscriptions,
-	CASE WHEN bool_or(s.capped) THEN sum(s.ready) FILTER (WHERE s.nth_of_group = 1)
-		ELSE greatest(sum(s.ready) FILTER (WHERE s.nth_of_group = 1) - sum(s.in_work), 0)
-	END::bigint AS ready,
+	(sum(s.ready - CASE WHEN s.capped THEN 0 ELSE least(s.group_in_work, s.ready) END)
+		FILTER (WHERE s.nth_of_group = 1))::bigint AS ready,
 	(sum(s.waiting) FILTER (WHERE s.nth_of_group = 1))::bigint AS waiting,
 	coalesce(sum(s.in_work), 0)::bigint AS in_work,
 	(sum(s.dead) FILTER (WHERE s.nth_of_dead_letter = 1))::bigint AS dead,
@@ -676,16 +675,20 @@ SELECT q.relation AS queue,
 FROM ruststream.queue AS q
 	JOIN pg_catalog.pg_class AS r ON r.oid = q.relation
 	LEFT JOIN LATERAL (
-		SELECT v.id, d.ready, d.waiting, d.dead, d.capped, d.oldest,
-			(SELECT count(*) FROM ruststream.internal_workers() AS i
-			 WHERE i.subscription_id = v.id AND i.delivery_since IS NOT NULL) AS in_work,
-			row_number() OVER (PARTITION BY q.group_column IS NULL OR v.group_name IS NULL,
-							   CASE WHEN q.group_column IS NOT NULL THEN v.group_name END
+		SELECT v.id, d.ready, d.waiting, d.dead, d.capped, d.oldest, w.in_work,
+			sum(w.in_work) OVER (PARTITION BY g.group_name)::bigint AS group_in_work,
+			row_number() OVER (PARTITION BY g.group_name
 							   ORDER BY d.problem IS NOT NULL, v.id) AS nth_of_group,
 			row_number() OVER (PARTITION BY v.dead_letter
 							   ORDER BY d.dead IS NULL, v.id) AS nth_of_dead_letter
 		FROM ruststream.internal_subscription AS v
 			CROSS JOIN LATERAL ruststream.internal_depth(v.id) AS d
+			CROSS JOIN LATERAL (
+				SELECT CASE WHEN q.group_column IS NOT NULL THEN v.group_name END AS group_name) AS g
+			CROSS JOIN LATERAL (
+				SELECT count(*) AS in_work
+				FROM ruststream.internal_workers() AS i
+				WHERE i.subscription_id = v.id AND i.delivery_since IS NOT NULL) AS w
 		WHERE v.queue = q.relation) AS s ON true
 GROUP BY q.relation, r.relowner
 HAVING pg_catalog.pg_has_role(r.relowner, 'USAGE')

@@ -20,7 +20,8 @@ BEGIN
 EXCEPTION WHEN OTHERS THEN
     GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, code = RETURNED_SQLSTATE,
         detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
-    RETURN format(E'%s %s%s\n-> %s', code, message, E'\n   ' || nullif(detail, ''), hint);
+    RETURN format(E'%s %s%s\n-> %s', code, regexp_replace(message, 'pg_temp_\d+', 'pg_temp'),
+        E'\n   ' || nullif(regexp_replace(detail, 'as ' || session_user, 'as a superuser'), ''), hint);
 END $$;
 
 -- A subscription's settings that differ from those of one with the defaults.
@@ -228,7 +229,6 @@ SELECT count(*) AS deliveries FROM ruststream.delivery_in_work;
 -- A broken one shows its reason and fails nobody else's row.
 ALTER TABLE slow RENAME COLUMN prio TO priority;
 DROP FUNCTION on_bare, handle(jobs);
-SELECT ruststream.resume('slow');
 SELECT refused($$SELECT ruststream.resume('slow')$$);
 SELECT subscription, state, ready FROM ruststream.status ORDER BY 1;
 SELECT refused($$SELECT ruststream.alter_subscription('to table', poll_interval => '2 s')$$);
@@ -239,7 +239,7 @@ SELECT subscription, state, ready FROM ruststream.status WHERE subscription = 't
 -- A stranger sees what is his; a monitor sees figures, and no text of errors.
 SET ROLE sub_stranger;
 SELECT subscription, state, ready FROM ruststream.status ORDER BY 1;
-SELECT * FROM ruststream.internal_depth((SELECT min(id) FROM generate_series(1, 100000) AS id, ruststream.internal_depth(id) AS d WHERE d.problem IS NOT NULL));
+SELECT count(*) FROM generate_series(1, 1000) AS id, ruststream.internal_depth(id) AS d WHERE d.ready IS NOT NULL;
 SET ROLE sub_monitor;
 SELECT subscription, state, ready FROM ruststream.status ORDER BY 1;
 SELECT count(*) FROM ruststream.stat_queue;

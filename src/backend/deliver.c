@@ -355,11 +355,11 @@ handle(Work *work)
 		/* Whatever the handler sets, role and search_path included, ends with it. */
 		int nest_level = NewGUCNestLevel();
 
-		trace(engine, RS_STEP_HANDLER, "");
 		PushActiveSnapshot(GetTransactionSnapshot());
 		work->stage = STAGE_DECODE;
 		rs_handler_decode(engine->subscription, &work->delivery);
 		work->stage = STAGE_HANDLER;
+		trace(engine, RS_STEP_HANDLER, "");
 		work->answer = rs_handler_call(engine->subscription, &work->delivery);
 		PopActiveSnapshot();
 		if (work->answer.outcome == RS_OUTCOME_ACK)

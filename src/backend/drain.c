@@ -95,8 +95,11 @@ static List *callers_state;
 static uint64
 read_session_state(void)
 {
-	int rc = SPI_execute(session_state_text, false, 0);
+	int rc;
 
+	PushActiveSnapshot(GetTransactionSnapshot());
+	rc = SPI_execute(session_state_text, false, 0);
+	PopActiveSnapshot();
 	if (rc != SPI_OK_SELECT)
 		elog(ERROR, "could not read the session's state: %s", SPI_result_code_string(rc));
 	return SPI_processed;

@@ -27,6 +27,7 @@
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/plancache.h"
+#include "utils/snapmgr.h"
 
 /* No operation has more statements than a move: copy the row, delete it. */
 #define RS_MAX_STATEMENTS 2
@@ -234,7 +235,9 @@ rs_execute(RsPlans *plans, rs_operation operation, const RsValues *values)
 		own_text = plan->text;
 		PG_TRY();
 		{
-			rc = SPI_execute_plan(plan->plan, value, nulls, false, 0);
+			/* A snapshot of its own: there is no portal to lend us one. */
+			rc = SPI_execute_snapshot(plan->plan, value, nulls, GetTransactionSnapshot(),
+									  InvalidSnapshot, false, true, 0);
 		}
 		PG_FINALLY();
 		{

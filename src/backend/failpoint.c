@@ -17,9 +17,13 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "miscadmin.h"
 #include "utils/guc.h"
 
-/* 'name:n': SIGKILL when this process reaches the point for the n-th time. */
+/*
+ * 'name:n': SIGKILL when this process reaches the point for the n-th time;
+ * 'name:n:postmaster': the postmaster first.
+ */
 static char *failpoint;
 static int reached;
 
@@ -28,7 +32,8 @@ rs_failpoint_init(void)
 {
 	DefineCustomStringVariable("ruststream.failpoint",
 							   "Kills a process at a named point (test builds only).",
-							   "\"name:n\" sends SIGKILL to itself the n-th time it is there.",
+							   "\"name:n\" sends SIGKILL to itself the n-th time it is there; "
+							   "\"name:n:postmaster\" to the postmaster first.",
 							   &failpoint, "", PGC_SIGHUP, 0, NULL, NULL, NULL);
 }
 
@@ -36,11 +41,20 @@ void
 rs_failpoint_reached(const char *name)
 {
 	size_t length = strlen(name);
+	const char *count;
 
 	if (failpoint == NULL || strncmp(failpoint, name, length) != 0 || failpoint[length] != ':')
 		return;
-	if (++reached >= atoi(failpoint + length + 1))
-		kill(getpid(), SIGKILL);
+	count = failpoint + length + 1;
+	if (++reached < atoi(count))
+		return;
+
+	/* A test counts these, to know that every point was reached. */
+	ereport(LOG, errmsg_internal("failure point \"%s\" reached", failpoint), errhidestmt(true),
+			errhidecontext(true));
+	if (strchr(count, ':') != NULL)
+		kill(PostmasterPid, SIGKILL);
+	kill(getpid(), SIGKILL);
 }
 
 #endif /* RUSTSTREAM_FAILPOINTS */

@@ -16,6 +16,7 @@
 #include "catalog/pg_type_d.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/snapmgr.h"
 
 /* How many failures of a subscription are kept; CppAsString2 below needs a literal. */
 #define RS_FAILURES_KEPT 1000
@@ -81,6 +82,7 @@ rs_failure_record(const RsSubscription *subscription, const RsDelivery *delivery
 
 	/* An error leaves the user to the abort of the (sub)transaction. */
 	rs_become_catalog_owner(&save_userid, &save_sec_context);
+	PushActiveSnapshot(GetTransactionSnapshot());
 	if (insert_plan == NULL)
 	{
 		SPIPlanPtr plan = SPI_prepare(insert_text, lengthof(types), types);
@@ -93,6 +95,7 @@ rs_failure_record(const RsSubscription *subscription, const RsDelivery *delivery
 	rc = SPI_execute_plan(insert_plan, values, nulls, false, 0);
 	if (rc != SPI_OK_INSERT)
 		elog(ERROR, "could not record a failure: %s", SPI_result_code_string(rc));
+	PopActiveSnapshot();
 	SetUserIdAndSecContext(save_userid, save_sec_context);
 }
 
@@ -104,10 +107,12 @@ rs_failure_prune(void)
 	int rc;
 
 	SPI_connect();
+	PushActiveSnapshot(GetTransactionSnapshot());
 	rs_become_catalog_owner(&save_userid, &save_sec_context);
 	rc = SPI_execute(prune_text, false, 0);
 	if (rc != SPI_OK_DELETE)
 		elog(ERROR, "could not prune the history of failures: %s", SPI_result_code_string(rc));
 	SetUserIdAndSecContext(save_userid, save_sec_context);
+	PopActiveSnapshot();
 	SPI_finish();
 }

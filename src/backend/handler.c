@@ -53,10 +53,11 @@ is_document_type(Oid type)
 static bool
 payload_fits(Oid column_type, Oid input_type)
 {
-	Oid base = getBaseType(column_type);
+	Oid base;
 
 	if (!OidIsValid(column_type))
 		return false;
+	base = getBaseType(column_type);
 	if (input_type == column_type || input_type == base)
 		return true;
 	return is_document_type(base) && is_document_type(input_type);
@@ -252,12 +253,23 @@ document_from_text(char *text, Oid type)
 	}
 }
 
+static Datum
+headers_as_jsonb(const RsSubscription *subscription, const RsDelivery *delivery)
+{
+	if (subscription->queue.type[RS_ROLE_HEADERS] == JSONOID)
+		return document_from_text(document_text(delivery->headers, JSONOID), JSONBOID);
+	return delivery->headers;
+}
+
 void
 rs_handler_decode(const RsSubscription *subscription, RsDelivery *delivery)
 {
 	const RsHandler *handler = &subscription->handler;
 	Oid column_type;
 
+	/* A handler that is told its headers takes them as well. */
+	if (handler->takes_delivery && !delivery->headers_isnull)
+		(void) headers_as_jsonb(subscription, delivery);
 	if (handler->input == RS_INPUT_ROW)
 		return;
 
@@ -283,14 +295,6 @@ rs_handler_decode(const RsSubscription *subscription, RsDelivery *delivery)
 }
 
 /* ------------------------------------------------------- calling the handler */
-
-static Datum
-headers_as_jsonb(const RsSubscription *subscription, const RsDelivery *delivery)
-{
-	if (subscription->queue.type[RS_ROLE_HEADERS] == JSONOID)
-		return document_from_text(document_text(delivery->headers, JSONOID), JSONBOID);
-	return delivery->headers;
-}
 
 /* The delivery as a value of type ruststream.delivery. */
 static Datum

@@ -53,15 +53,22 @@ integer_setting(const RsRow *row, AttrNumber column, const char *name, int32 min
 	return value;
 }
 
-/* In words for a hint; whole units only. */
+/* A bound in words, for a hint; in the largest unit that divides it. */
 static char *
 interval_text(int64 microseconds)
 {
-	if (microseconds % USECS_PER_DAY == 0 && microseconds > 0)
-		return psprintf(INT64_FORMAT " days", microseconds / USECS_PER_DAY);
-	if (microseconds % USECS_PER_SEC == 0)
-		return psprintf(INT64_FORMAT " s", microseconds / USECS_PER_SEC);
-	return psprintf(INT64_FORMAT " ms", microseconds / 1000);
+	static const struct
+	{
+		int64 size;
+		const char *word;
+	} units[] = {{USECS_PER_DAY, "d"}, {USECS_PER_SEC, "s"}, {1000, "ms"}};
+
+	for (int i = 0; i < (int) lengthof(units); i++)
+	{
+		if (microseconds >= units[i].size && microseconds % units[i].size == 0)
+			return psprintf(INT64_FORMAT " %s", microseconds / units[i].size, units[i].word);
+	}
+	return psprintf(INT64_FORMAT " us", microseconds);
 }
 
 int64

@@ -167,8 +167,13 @@ make_publisher(const PublishKey *key)
 	keep_given_columns(publisher, key->given);
 
 	/* As values of the base types they are checked by a domain on their way in. */
-	queue->type[RS_ROLE_PAYLOAD] = getBaseType(queue->type[RS_ROLE_PAYLOAD]);
-	queue->type[RS_ROLE_PARTITION_KEY] = getBaseType(queue->type[RS_ROLE_PARTITION_KEY]);
+	for (size_t i = 0; i < lengthof(arguments); i++)
+	{
+		Oid *type = &queue->type[arguments[i].role];
+
+		if (OidIsValid(*type))
+			*type = getBaseType(*type);
+	}
 	if (queue->table.column[RS_ROLE_PAYLOAD] != NULL)
 		check_payload_type(queue);
 
