@@ -113,6 +113,7 @@ SELECT refused(format('SELECT ruststream.subscribe(%s)', a)) FROM (VALUES
     ($$'a', 'jobs', 'takes_number'$$),
     ($$'a', 'jobs', 'answers_text'$$),
     ($$'a', 'jobs', 'proc'$$),
+    ($$'a', 'bare', 'note'$$),
     ($$'a', 'jobs', 'note', group_name => 'g'$$),
     ($$'a', 'jobs', 'note', workers => -1$$),
     ($$'a', 'jobs', 'note', max_attempts => 3$$),

@@ -190,6 +190,9 @@ typedef struct RsDelivery
 	bool headers_isnull;
 	Datum input; /* the row or the raw payload */
 	bool input_isnull;
+	int64 priority;
+	bool priority_isnull;
+	bool was_delayed; /* had a retry_after */
 	TimestampTz claimed_at;
 } RsDelivery;
 
@@ -227,6 +230,19 @@ typedef struct RsEngine
 	/* Transient failures in a row, of this row (NULL: of the claim itself). */
 	char *transient_id;
 	int transient_count;
+
+	/*
+	 * The row that was ended last, from which the next claim may go on, and
+	 * until when; see deliver.c.
+	 */
+	MemoryContext mark_context;
+	int16 id_length; /* of the id's type */
+	bool id_byval;
+	bool has_mark;
+	Datum mark_id;
+	int64 mark_priority;
+	bool mark_priority_isnull;
+	TimestampTz mark_until;
 
 	bool has_recorded_failures; /* the history may want pruning */
 
@@ -347,10 +363,29 @@ extern void rs_stats_delivery_end(void);
 /* Why a subscription does not work, for status; NULL: it does. */
 extern void rs_stats_broken(int32 subscription_id, const char *reason);
 
+/* ---------------------------------------------------------------- status.c */
+
+/*
+ * What the current user may see of a subscription: figures are for pg_monitor
+ * and for the owner of the table as well, ids of rows and texts of errors for
+ * members of the subscription's owner.
+ */
+typedef enum RsVisibility
+{
+	RS_SEES_NOTHING,
+	RS_SEES_FIGURES,
+	RS_SEES_ALL
+} RsVisibility;
+
+extern RsVisibility rs_subscription_visibility(int32 id);
+
 /* ------------------------------------------------------------------ wake.c */
 
 /* Wake an idle worker of the queue once this transaction has committed. */
 extern void rs_wake_at_commit(Oid queue);
+
+/* Has this transaction, as far as we know, inserted into the queue? */
+extern bool rs_wake_is_marked(Oid queue);
 
 /* Have the supervisor of this database look again once it has committed. */
 extern void rs_wake_supervisor_at_commit(void);

@@ -88,7 +88,8 @@ static const RoleRule role_rules[RS_ROLE_COUNT] = {
 							  .hint = "This role needs a column of type timestamp with time zone.",
 							  .settled = true,
 							  .cleared = true},
-	[RS_ROLE_HEADERS] = {.types = {JSONBOID, JSONOID}, .hint = "Headers are of type jsonb or json."},
+	[RS_ROLE_HEADERS] = {.types = {JSONBOID, JSONOID},
+						 .hint = "Headers are of type jsonb or json."},
 };
 
 static const Oid lock_key_types[MAX_ROLE_TYPES] = {INTEGER_TYPES, UUIDOID, TEXT_TYPES, BOOLOID};
@@ -168,8 +169,7 @@ check_lock_key_columns(Relation relation, const char *lock_key)
 
 	for (int i = 0; rs_key_column(lock_key, i, &start, &length); i++)
 	{
-		Form_pg_attribute attribute =
-			find_column(relation, pnstrdup(start, length), "lock_key");
+		Form_pg_attribute attribute = find_column(relation, pnstrdup(start, length), "lock_key");
 
 		if (!type_is_among(getBaseType(attribute->atttypid), lock_key_types))
 			ereport(ERROR, errcode(ERRCODE_DATATYPE_MISMATCH),
@@ -342,8 +342,8 @@ describe(const RsRow *row, RsQueue *queue)
 	queue->table.fifo = DatumGetBool(rs_row_get(row, RS_QUEUE_FIFO));
 	queue->table.lock_key = optional_text(row, RS_QUEUE_LOCK_KEY);
 	raise_problem(rs_table_check(&queue->table));
-	raise_problem(rs_isolation_declare(RS_DIALECT_POSTGRESQL, optional_text(row, RS_QUEUE_ISOLATION),
-									   &queue->table.isolation));
+	raise_problem(rs_isolation_declare(
+		RS_DIALECT_POSTGRESQL, optional_text(row, RS_QUEUE_ISOLATION), &queue->table.isolation));
 }
 
 static void
@@ -358,12 +358,10 @@ check_relation(Relation relation)
 				errhint("Only an ordinary or partitioned table can be a queue: its rows are locked "
 						"while they are in work."));
 	if (relation->rd_rel->relpersistence == RELPERSISTENCE_TEMP)
-		ereport(ERROR, errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				errmsg("table %s is temporary", label),
+		ereport(ERROR, errcode(ERRCODE_WRONG_OBJECT_TYPE), errmsg("table %s is temporary", label),
 				errhint("Other sessions cannot see it: use a permanent or unlogged table."));
 	if (relid < FirstNormalObjectId || IsCatalogRelation(relation))
-		ereport(ERROR, errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				errmsg("%s is a system table", label),
+		ereport(ERROR, errcode(ERRCODE_WRONG_OBJECT_TYPE), errmsg("%s is a system table", label),
 				errhint("Use a table of your own."));
 	if (RelationGetNamespace(relation) == rs_objects(false)->schema)
 		ereport(ERROR, errcode(ERRCODE_WRONG_OBJECT_TYPE),
@@ -382,12 +380,12 @@ check_id(Relation relation, Form_pg_attribute attribute)
 				errmsg("id column %s of table %s may be null", name, label),
 				errhint("Run ALTER TABLE %s ALTER COLUMN %s SET NOT NULL.", label, name));
 	if (!id_is_unique(relation, attribute->attnum))
-		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				errmsg("id column %s of table %s is not unique on its own", name, label),
-				errdetail("It must be the only column of a valid unique index that is neither "
-						  "partial nor deferrable."),
-				errhint("Run CREATE UNIQUE INDEX ON %s (%s), or name another id_column.", label,
-						name));
+		ereport(
+			ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("id column %s of table %s is not unique on its own", name, label),
+			errdetail("It must be the only column of a valid unique index that is neither "
+					  "partial nor deferrable."),
+			errhint("Run CREATE UNIQUE INDEX ON %s (%s), or name another id_column.", label, name));
 }
 
 void

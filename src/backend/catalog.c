@@ -60,8 +60,7 @@ rs_watch_relation(Oid relid)
 	{
 		HASHCTL control = {.keysize = sizeof(Oid), .entrysize = sizeof(Oid)};
 
-		watched =
-			hash_create("ruststream watched relations", 64, &control, HASH_ELEM | HASH_BLOBS);
+		watched = hash_create("ruststream watched relations", 64, &control, HASH_ELEM | HASH_BLOBS);
 	}
 	(void) hash_search(watched, &relid, HASH_ENTER, NULL);
 }
@@ -321,8 +320,8 @@ write_row(Oid catalog, const RsRow *row, bool update)
 		if (i > 0)
 			appendStringInfoString(&sql, ", ");
 		if (update)
-			appendStringInfo(&sql, " %s = $%d",
-							 quote_identifier(NameStr(attribute->attname)), i + 1);
+			appendStringInfo(&sql, " %s = $%d", quote_identifier(NameStr(attribute->attname)),
+							 i + 1);
 		else
 			appendStringInfo(&sql, "$%d", i + 1);
 	}
@@ -348,7 +347,14 @@ rs_catalog_update(Oid catalog, const RsRow *row)
 	write_row(catalog, row, true);
 }
 
-/* ---------------------------------------------------------------- messages */
+/* ------------------------------------------------------------------ tables */
+
+bool
+rs_owns_table(Oid relid)
+{
+	return SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)) &&
+		   rs_class_ownercheck(relid, GetUserId());
+}
 
 char *
 rs_relation_label(Oid relid)

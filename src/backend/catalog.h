@@ -131,6 +131,10 @@ extern uint64 rs_catalog_execute(const char *sql, int nargs, Oid *types, Datum *
 /* Whether this backend hears of changes of a relation (see rs_catalog_generation). */
 extern void rs_watch_relation(Oid relid);
 
+/* Does the current user own this table , or is it a member of its owner?  False where it is gone.
+ */
+extern bool rs_owns_table(Oid relid);
+
 /* Schema and name of a relation, quoted where needed, for messages. */
 extern char *rs_relation_label(Oid relid);
 

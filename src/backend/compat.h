@@ -26,6 +26,13 @@
 #define rs_namespace_aclcheck(nspid, roleid, mode) pg_namespace_aclcheck(nspid, roleid, mode)
 #define rs_extension_ownercheck(extid, roleid) pg_extension_ownercheck(extid, roleid)
 #else
+#include "catalog/pg_class_d.h"
+#include "catalog/pg_database_d.h"
+#include "catalog/pg_extension_d.h"
+#include "catalog/pg_namespace_d.h"
+#include "catalog/pg_proc_d.h"
+#include "varatt.h"
+
 #define rs_class_ownercheck(relid, roleid) object_ownercheck(RelationRelationId, relid, roleid)
 #define rs_proc_aclcheck(procid, roleid, mode)                                                     \
 	object_aclcheck(ProcedureRelationId, procid, roleid, mode)

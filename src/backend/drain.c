@@ -15,7 +15,6 @@
 
 #include "access/xact.h"
 #include "catalog/dependency.h"
-#include "catalog/pg_class.h"
 #include "commands/async.h"
 #include "commands/prepare.h"
 #include "miscadmin.h"
@@ -24,7 +23,6 @@
 #include "storage/latch.h"
 #include "storage/lock.h"
 #include "utils/builtins.h"
-#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/portal.h"
 #include "utils/snapmgr.h"
@@ -77,10 +75,13 @@ static const char session_state_text[] =
 	"SELECT 'prepared', p.name, 0, 0, 0, '' FROM pg_catalog.pg_prepared_statements AS p "
 	"UNION ALL SELECT 'cursor', c.name, 0, 0, 0, '' FROM pg_catalog.pg_cursors AS c "
 	"UNION ALL SELECT 'channel', l, 0, 0, 0, '' FROM pg_catalog.pg_listening_channels() AS l "
-	"UNION ALL SELECT 'relation', '', r.oid::pg_catalog.int8, 0, 0, '' "
-	"FROM pg_catalog.pg_class AS r "
-	"WHERE r.relnamespace OPERATOR(pg_catalog.=) pg_catalog.pg_my_temp_schema() "
-	"AND r.relkind OPERATOR(pg_catalog.=) ANY ('{r,p,v,f,S}'::pg_catalog.\"char\"[]) "
+	"UNION ALL SELECT 'object', '', d.classid::pg_catalog.int8, d.objid::pg_catalog.int8, 0, '' "
+	"FROM pg_catalog.pg_depend AS d "
+	"WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_namespace'::pg_catalog.regclass "
+	"AND d.refobjid OPERATOR(pg_catalog.=) pg_catalog.pg_my_temp_schema() "
+	"AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_depend AS i "
+	"WHERE i.classid OPERATOR(pg_catalog.=) d.classid "
+	"AND i.objid OPERATOR(pg_catalog.=) d.objid AND i.deptype OPERATOR(pg_catalog.=) 'i') "
 	"UNION ALL SELECT 'lock', '', k.classid::pg_catalog.int8, k.objid::pg_catalog.int8, "
 	"k.objsubid, k.mode FROM pg_catalog.pg_locks AS k "
 	"WHERE k.locktype OPERATOR(pg_catalog.=) 'advisory' "
@@ -165,17 +166,6 @@ release_lock(char **columns)
 }
 
 static void
-drop_relation(char **columns)
-{
-	ObjectAddress address = {RelationRelationId, (Oid) strtoul(columns[2], NULL, 10), 0};
-
-	/* It may have gone with another one that was dropped before it. */
-	if (get_rel_name(address.objectId) != NULL)
-		performDeletion(&address, DROP_CASCADE,
-						PERFORM_DELETION_INTERNAL | PERFORM_DELETION_QUIETLY);
-}
-
-static void
 drop_cursor(char **columns)
 {
 	Portal portal = GetPortalByName(columns[1]);
@@ -184,8 +174,9 @@ drop_cursor(char **columns)
 		PortalDrop(portal, false);
 }
 
+/* Remove one thing; what lies in the temporary schema goes in the end, all at once. */
 static void
-remove_from_session(char **columns)
+remove_from_session(char **columns, ObjectAddresses *temporary)
 {
 	if (strcmp(columns[0], "prepared") == 0)
 		DropPreparedStatement(columns[1], false);
@@ -193,8 +184,13 @@ remove_from_session(char **columns)
 		drop_cursor(columns);
 	else if (strcmp(columns[0], "channel") == 0)
 		Async_Unlisten(columns[1]);
-	else if (strcmp(columns[0], "relation") == 0)
-		drop_relation(columns);
+	else if (strcmp(columns[0], "object") == 0)
+	{
+		ObjectAddress address = {(Oid) strtoul(columns[2], NULL, 10),
+								 (Oid) strtoul(columns[3], NULL, 10), 0};
+
+		add_exact_object_address(&address, temporary);
+	}
 	else
 		release_lock(columns);
 }
@@ -205,6 +201,7 @@ drain_clean(void)
 {
 	uint64 rows = read_session_state();
 	SPITupleTable *state = SPI_tuptable;
+	ObjectAddresses *temporary = new_object_addresses();
 
 	for (uint64 i = 0; i < rows; i++)
 	{
@@ -214,8 +211,13 @@ drain_clean(void)
 		SPI_tuptable = state;
 		key = state_row(i, columns);
 		if (!is_callers(key))
-			remove_from_session(columns);
+			remove_from_session(columns, temporary);
 	}
+	PushActiveSnapshot(GetTransactionSnapshot());
+	performMultipleDeletions(temporary, DROP_CASCADE,
+							 PERFORM_DELETION_INTERNAL | PERFORM_DELETION_QUIETLY);
+	PopActiveSnapshot();
+	free_object_addresses(temporary);
 	/* The next transaction must begin without a snapshot. */
 	SPI_commit();
 }

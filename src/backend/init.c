@@ -72,13 +72,13 @@ _PG_init(void)
 
 	rs_catalog_init();
 	rs_execute_init();
+	rs_wake_init();
 
 	/* In binary upgrade nothing of ours may run, or look as if it could. */
 	if (!process_shared_preload_libraries_in_progress || IsBinaryUpgrade)
 		return;
 
 	rs_shared_init();
-	rs_wake_init();
 	rs_database_init();
 	rs_launcher_register();
 }

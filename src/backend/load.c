@@ -80,9 +80,9 @@ rs_interval_microseconds(const Interval *interval, const char *what, int64 min, 
 	/* Infinite intervals, from PostgreSQL 17 on, overflow here as well. */
 	if (pg_mul_s64_overflow(days, USECS_PER_DAY, &result) ||
 		pg_add_s64_overflow(result, interval->time, &result) || result < min || result > max)
-		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is out of range", what),
-				errhint("It is an interval from %s to %s.", interval_text(min),
-						interval_text(max)));
+		ereport(
+			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is out of range", what),
+			errhint("It is an interval from %s to %s.", interval_text(min), interval_text(max)));
 	return result;
 }
 
@@ -104,10 +104,9 @@ policy_setting(const RsRow *row, AttrNumber column, const char *name, rs_outcome
 	if (word == NULL)
 		return absent;
 	if (!rs_outcome_find(word, &outcome) || outcome == RS_OUTCOME_ACK)
-		ereport(
-			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-			errmsg("%s cannot be \"%s\"", name, word),
-			errhint("It is \"retry\", \"retry_after\", \"discard\" or \"dead_letter\"."));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("%s cannot be \"%s\"", name, word),
+				errhint("It is \"retry\", \"retry_after\", \"discard\" or \"dead_letter\"."));
 	if (outcome == RS_OUTCOME_DEAD_LETTER && !has_dead_letter)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("%s is \"dead_letter\", but the subscription has no dead_letter", name),
@@ -200,10 +199,10 @@ check_owner(const RsSubscription *subscription)
 	Oid relid = subscription->queue.relid;
 
 	if (!SearchSysCacheExists1(AUTHOID, ObjectIdGetDatum(owner)))
-		ereport(ERROR, errcode(ERRCODE_UNDEFINED_OBJECT),
-				errmsg("the owner of subscription \"%s\" does not exist any more",
-					   subscription->name),
-				errhint("Subscribe again as another role, or unsubscribe."));
+		ereport(
+			ERROR, errcode(ERRCODE_UNDEFINED_OBJECT),
+			errmsg("the owner of subscription \"%s\" does not exist any more", subscription->name),
+			errhint("Subscribe again as another role, or unsubscribe."));
 	check_superuser(owner, relid);
 	check_schema_usage(owner, relid);
 	check_right(owner, relid, ACL_SELECT, "SELECT", needed);
@@ -255,8 +254,7 @@ check_moved_column(Form_pg_attribute attribute, Relation destination)
 		ereport(ERROR, errcode(ERRCODE_DATATYPE_MISMATCH),
 				errmsg("column \"%s\" of dead-letter table %s is of type %s, but the queue's is of "
 					   "type %s",
-					   name, label,
-					   format_type_with_typemod(target->atttypid, target->atttypmod),
+					   name, label, format_type_with_typemod(target->atttypid, target->atttypmod),
 					   format_type_with_typemod(attribute->atttypid, attribute->atttypmod)),
 				errhint("Give both the same type."));
 }
@@ -342,11 +340,12 @@ bind_dead_letter_table(RsSubscription *subscription)
 				errhint("What goes there must not be lost: use a permanent table."));
 	id = TupleDescAttr(RelationGetDescr(source), subscription->queue.attnum[RS_ROLE_ID] - 1);
 	if (!is_moved(id))
-		ereport(ERROR, errcode(ERRCODE_GENERATED_ALWAYS),
-				errmsg("id column \"%s\" is a generated column, which a move to a dead-letter table "
-					   "does not carry",
-					   NameStr(id->attname)),
-				errhint("Subscribe without dead_letter."));
+		ereport(
+			ERROR, errcode(ERRCODE_GENERATED_ALWAYS),
+			errmsg("id column \"%s\" is a generated column, which a move to a dead-letter table "
+				   "does not carry",
+				   NameStr(id->attname)),
+			errhint("Subscribe without dead_letter."));
 
 	check_superuser(subscription->owner, relid);
 	check_schema_usage(subscription->owner, relid);
@@ -403,8 +402,7 @@ check_is_built(const RsRow *row, const RsSubscription *subscription)
 	if (table->fifo)
 		not_yet("fifo queues", "Attach the queue without fifo.");
 	if (table->column[RS_ROLE_PARTITION_KEY] != NULL)
-		not_yet("queues with a partition key",
-				"Attach the queue without partition_key_column.");
+		not_yet("queues with a partition key", "Attach the queue without partition_key_column.");
 	if (subscription->group_name != NULL && strcmp(subscription->group_name, "*") == 0)
 		not_yet("all groups at once", "Subscribe once for each group.");
 	if (!rs_row_isnull(row, RS_SUBSCRIPTION_TRANSACTIONAL) &&
@@ -464,10 +462,9 @@ bind_policy(const RsRow *row, RsSubscription *subscription)
 
 	policy->on_error = policy_setting(row, RS_SUBSCRIPTION_ON_ERROR, "on_error",
 									  rs_default_on_error(table), policy->has_dead_letter);
-	policy->on_decode_error =
-		policy_setting(row, RS_SUBSCRIPTION_ON_DECODE_ERROR, "on_decode_error",
-					   rs_default_on_decode_error(table, policy->has_dead_letter),
-					   policy->has_dead_letter);
+	policy->on_decode_error = policy_setting(
+		row, RS_SUBSCRIPTION_ON_DECODE_ERROR, "on_decode_error",
+		rs_default_on_decode_error(table, policy->has_dead_letter), policy->has_dead_letter);
 
 	if (!rs_backoff_find(backoff, &policy->backoff))
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -501,8 +498,7 @@ fill(const RsRow *row, RsSubscription *subscription)
 	subscription->queue.relid = DatumGetObjectId(rs_row_get(row, RS_SUBSCRIPTION_QUEUE));
 	subscription->paused = DatumGetBool(rs_row_get(row, RS_SUBSCRIPTION_PAUSED));
 	subscription->copied = rs_subscription_is_copied(row);
-	subscription->workers =
-		integer_setting(row, RS_SUBSCRIPTION_WORKERS, "workers", 0, 1000, 1);
+	subscription->workers = integer_setting(row, RS_SUBSCRIPTION_WORKERS, "workers", 0, 1000, 1);
 
 	/* What a copy refers to need not be there: it is asked for by resume. */
 	if (subscription->copied)
@@ -515,11 +511,10 @@ fill(const RsRow *row, RsSubscription *subscription)
 	check_is_built(row, subscription);
 	bind_dead_letter(row, subscription);
 	bind_policy(row, subscription);
-	subscription->poll_interval = interval_setting(row, RS_SUBSCRIPTION_POLL_INTERVAL,
-												   "poll_interval", 10000, USECS_PER_DAY);
+	subscription->poll_interval =
+		interval_setting(row, RS_SUBSCRIPTION_POLL_INTERVAL, "poll_interval", 10000, USECS_PER_DAY);
 	check_claim_index(subscription);
-	rs_handler_resolve(handler, &subscription->queue, subscription->owner,
-					   &subscription->handler);
+	rs_handler_resolve(handler, &subscription->queue, subscription->owner, &subscription->handler);
 }
 
 RsSubscription *

@@ -68,8 +68,8 @@ typedef struct Publisher
 {
 	MemoryContext context;
 	uint64 generation; /* of the catalog when it was made */
-	int uses;		   /* publishes that are executing it: triggers may publish, too */
-	RsQueue queue;	   /* with the columns that are filled only */
+	int uses;          /* publishes that are executing it: triggers may publish, too */
+	RsQueue queue;     /* with the columns that are filled only */
 	bool empty_headers;
 	RsPlans *plans;
 } Publisher;
@@ -167,7 +167,7 @@ make_publisher(const PublishKey *key)
 	keep_given_columns(publisher, key->given);
 
 	/* As values of the base types they are checked by a domain on their way in. */
-	for (size_t i = 0; i < lengthof(arguments); i++)
+	for (int i = ARG_PAYLOAD; i < ARG_COUNT; i++)
 	{
 		Oid *type = &queue->type[arguments[i].role];
 
@@ -322,8 +322,8 @@ insert_row(Publisher *publisher, const RsValues *values, MemoryContext context)
 	PG_TRY();
 	{
 		if (rs_execute(publisher->plans, RS_OP_PUBLISH, values) == 1)
-			id = MemoryContextStrdup(context, SPI_getvalue(SPI_tuptable->vals[0],
-														   SPI_tuptable->tupdesc, 1));
+			id = MemoryContextStrdup(context,
+									 SPI_getvalue(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1));
 	}
 	PG_FINALLY();
 	{

@@ -71,8 +71,8 @@ require_owner(Oid relid)
 static bool
 has_wake_trigger(Oid relid)
 {
-	Oid wake = LookupFuncName(list_make2(makeString("ruststream"), makeString("wake")), 0, NULL,
-							  false);
+	Oid wake =
+		LookupFuncName(list_make2(makeString("ruststream"), makeString("wake")), 0, NULL, false);
 	Relation relation = table_open(relid, AccessShareLock);
 	TriggerDesc *triggers = relation->trigdesc;
 	bool result = false;
@@ -146,10 +146,10 @@ attach(RsRow *row)
 	rs_catalog_insert(rs_objects(false)->queue, row);
 
 	if (!rs_queue_has_claim_index(&queue))
-		ereport(NOTICE,
-				errmsg("queue %s has no index that serves its claims", rs_relation_label(relid)),
-				errhint("Before anything can subscribe, run %s.",
-						rs_queue_claim_index_sql(&queue)));
+		ereport(
+			NOTICE,
+			errmsg("queue %s has no index that serves its claims", rs_relation_label(relid)),
+			errhint("Before anything can subscribe, run %s.", rs_queue_claim_index_sql(&queue)));
 }
 
 Datum
@@ -184,7 +184,7 @@ typedef struct NewQueue
 	bool partition_key;
 	bool keep_processed;
 	Oid payload_type;
-	text *lock_key;	 /* or NULL */
+	text *lock_key;  /* or NULL */
 	text *isolation; /* or NULL */
 } NewQueue;
 
@@ -296,9 +296,8 @@ form_argument(Datum value)
 Datum
 rs_sql_create_queue(PG_FUNCTION_ARGS)
 {
-	static const char *const names[] = {"name",			 "form",		   "groups",
-										"fifo",			 "partition_key",  "keep_processed",
-										"payload_type"};
+	static const char *const names[] = {"name",          "form",           "groups",      "fifo",
+										"partition_key", "keep_processed", "payload_type"};
 	NewQueue new_queue;
 	RsQueue queue;
 	RsRow row;
@@ -334,8 +333,8 @@ static void
 delete_queue(Oid relid)
 {
 	static const char *const statements[] = {
-		"DELETE FROM ruststream.failure_history WHERE subscription_id IN "
-		"(SELECT id FROM ruststream.subscription WHERE queue = $1)",
+		("DELETE FROM ruststream.failure_history WHERE subscription_id IN "
+		 "(SELECT id FROM ruststream.subscription WHERE queue = $1)"),
 		"DELETE FROM ruststream.subscription WHERE queue = $1",
 		"DELETE FROM ruststream.queue WHERE relation = $1",
 	};
@@ -373,8 +372,8 @@ rs_sql_detach_queue(PG_FUNCTION_ARGS)
 									ObjectIdGetDatum(relid));
 	delete_queue(relid);
 	if (exists && has_wake_trigger(relid))
-		execute_as_caller(psprintf("DROP TRIGGER " WAKE_TRIGGER " ON %s",
-								   rs_relation_label(relid)));
+		execute_as_caller(
+			psprintf("DROP TRIGGER " WAKE_TRIGGER " ON %s", rs_relation_label(relid)));
 
 	foreach (cell, subscriptions)
 		ereport(NOTICE,

@@ -153,6 +153,7 @@ rs_roster_reap(RsSupervised *subscription)
 	foreach (cell, subscription->workers)
 	{
 		RsWorkerProcess *worker = lfirst(cell);
+		bool explained;
 		bool failed;
 
 		if (!is_gone(worker))
@@ -163,8 +164,11 @@ rs_roster_reap(RsSupervised *subscription)
 		 * failed; several that fail together count once.  Any other one was
 		 * terminated, and is replaced at once.
 		 */
-		failed = !worker->stopping &&
-				 (rs_stats_is_broken(subscription->id) || now - worker->started_at < USECS_PER_SEC);
+		explained = rs_stats_is_broken(subscription->id);
+		failed = !worker->stopping && (explained || now - worker->started_at < USECS_PER_SEC);
+		if (failed && !explained && subscription->wanted > 0)
+			rs_stats_broken(subscription->id,
+							"its worker ended as soon as it had started: see the server's log");
 		if (failed && now >= subscription->next_start)
 		{
 			subscription->failures++;

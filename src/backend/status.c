@@ -65,7 +65,7 @@ typedef struct Depth
 	int64 dead;
 	TimestampTz now;
 	TimestampTz oldest; /* when the ready row that is due longest came due; 0: not known */
-	char *problem;		/* why it could not be counted, or NULL */
+	char *problem;      /* why it could not be counted, or NULL */
 } Depth;
 
 static int64
@@ -73,8 +73,8 @@ count_column(int column)
 {
 	bool isnull;
 
-	return DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, column,
-									   &isnull));
+	return DatumGetInt64(
+		SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, column, &isnull));
 }
 
 static void
@@ -93,8 +93,7 @@ count_live(RsPlans *plans, const RsValues *values, Depth *depth)
 }
 
 static void
-count_dead(const RsSubscription *subscription, RsPlans *plans, const RsValues *values,
-		   Depth *depth)
+count_dead(const RsSubscription *subscription, RsPlans *plans, const RsValues *values, Depth *depth)
 {
 	rs_operation operation = RS_OP_DEPTH_DEAD_GROUP;
 
@@ -173,20 +172,6 @@ count_subscription(const RsRow *row, Depth *depth)
 	count_as_owner(subscription, depth);
 }
 
-/* Keep the message of an error in the caller's context, unless it is a cancel. */
-static char *
-take_error(MemoryContext context)
-{
-	ErrorData *error;
-
-	MemoryContextSwitchTo(context);
-	error = CopyErrorData();
-	if (error->sqlerrcode == ERRCODE_QUERY_CANCELED)
-		PG_RE_THROW();
-	FlushErrorState();
-	return error->message;
-}
-
 /*
  * Count in a subtransaction that is rolled back in any case: an error costs
  * one row of a view, and no lock on the table outlasts the look.
@@ -196,6 +181,7 @@ count_safely(const RsRow *row, Depth *depth)
 {
 	MemoryContext save_context = CurrentMemoryContext;
 	ResourceOwner save_owner = CurrentResourceOwner;
+	ErrorData *volatile error = NULL;
 
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(save_context);
@@ -205,30 +191,52 @@ count_safely(const RsRow *row, Depth *depth)
 	}
 	PG_CATCH();
 	{
-		depth->problem = take_error(save_context);
+		MemoryContextSwitchTo(save_context);
+		error = CopyErrorData();
+		FlushErrorState();
 	}
 	PG_END_TRY();
 	RollbackAndReleaseCurrentSubTransaction();
 	MemoryContextSwitchTo(save_context);
 	CurrentResourceOwner = save_owner;
+
+	if (error == NULL)
+		return;
+	if (error->sqlerrcode == ERRCODE_QUERY_CANCELED)
+		ReThrowError(error);
+	depth->problem = error->message;
 }
 
-/*
- * What may the caller see of a subscription: nothing, figures, or also what
- * errors say?
- */
-static bool
-sees_errors(const RsRow *row)
+/* ------------------------------------------------------------------- visibility */
+
+static RsVisibility
+visibility(const RsRow *row)
 {
-	return has_privs_of_role(GetUserId(), rs_subscription_owner(row));
+	Oid viewer = GetUserId();
+
+	if (has_privs_of_role(viewer, rs_subscription_owner(row)))
+		return RS_SEES_ALL;
+	if (has_privs_of_role(viewer, ROLE_PG_MONITOR) ||
+		rs_owns_table(DatumGetObjectId(rs_row_get(row, RS_SUBSCRIPTION_QUEUE))))
+		return RS_SEES_FIGURES;
+	return RS_SEES_NOTHING;
 }
 
-static bool
-sees_figures(const RsRow *row)
+static RsRow *
+row_by_id(int32 id)
 {
-	return sees_errors(row) || has_privs_of_role(GetUserId(), ROLE_PG_MONITOR) ||
-		   rs_class_ownercheck(DatumGetObjectId(rs_row_get(row, RS_SUBSCRIPTION_QUEUE)),
-							   GetUserId());
+	List *rows = rs_catalog_find(rs_objects(false)->subscription, RS_SUBSCRIPTION_ID, F_INT4EQ,
+								 Int32GetDatum(id));
+
+	return rows == NIL ? NULL : linitial(rows);
+}
+
+RsVisibility
+rs_subscription_visibility(int32 id)
+{
+	RsRow *row = row_by_id(id);
+
+	return row == NULL ? RS_SEES_NOTHING : visibility(row);
 }
 
 /* internal_depth(subscription_id) returns (ready, waiting, dead, capped, oldest, problem) */
@@ -245,8 +253,8 @@ rs_sql_depth(PG_FUNCTION_ARGS)
 		PROBLEM,
 		COLUMNS
 	};
-	List *rows = rs_catalog_find(rs_objects(false)->subscription, RS_SUBSCRIPTION_ID, F_INT4EQ,
-								 PG_GETARG_DATUM(0));
+	RsRow *row = row_by_id(PG_GETARG_INT32(0));
+	RsVisibility seen = row == NULL ? RS_SEES_NOTHING : visibility(row);
 	Depth depth = {.now = GetCurrentTimestamp()};
 	TupleDesc descriptor;
 	Datum values[COLUMNS] = {0};
@@ -256,12 +264,12 @@ rs_sql_depth(PG_FUNCTION_ARGS)
 		elog(ERROR, "return type must be a row type");
 	memset(nulls, true, sizeof(nulls));
 
-	if (rows != NIL && sees_figures(linitial(rows)))
-		count_safely(linitial(rows), &depth);
+	if (seen != RS_SEES_NOTHING)
+		count_safely(row, &depth);
 
 	if (depth.problem != NULL)
 	{
-		const char *shown = sees_errors(linitial(rows)) ? depth.problem : "not shown";
+		const char *shown = seen == RS_SEES_ALL ? depth.problem : "not shown";
 
 		values[PROBLEM] = CStringGetTextDatum(shown);
 		nulls[PROBLEM] = false;
@@ -277,9 +285,8 @@ rs_sql_depth(PG_FUNCTION_ARGS)
 		nulls[DEAD] = !depth.dead_counted;
 		if (depth.oldest != 0)
 		{
-			values[OLDEST] =
-				DirectFunctionCall2(timestamp_mi, TimestampTzGetDatum(depth.now),
-									TimestampTzGetDatum(depth.oldest));
+			values[OLDEST] = DirectFunctionCall2(timestamp_mi, TimestampTzGetDatum(depth.now),
+												 TimestampTzGetDatum(depth.oldest));
 			nulls[OLDEST] = false;
 		}
 	}

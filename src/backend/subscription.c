@@ -165,19 +165,18 @@ check_can_connect(Oid owner)
 	ReleaseSysCache(tuple);
 #endif
 	if (!can_login)
-		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				errmsg("role \"%s\" is not permitted to log in, so that no worker can run as it",
-					   name),
-				errhint("ALTER ROLE %s LOGIN, or subscribe with workers => 0.",
-						quote_identifier(name)));
+		ereport(
+			ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			errmsg("role \"%s\" is not permitted to log in, so that no worker can run as it", name),
+			errhint("ALTER ROLE %s LOGIN, or subscribe with workers => 0.",
+					quote_identifier(name)));
 	if (rs_database_aclcheck(MyDatabaseId, owner, ACL_CONNECT) != ACLCHECK_OK)
 		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				errmsg("role \"%s\" may not connect to this database, so that no worker can run as "
 					   "it",
 					   name),
 				errhint("GRANT CONNECT ON DATABASE %s TO %s, or subscribe with workers => 0.",
-						quote_identifier(get_database_name(MyDatabaseId)),
-						quote_identifier(name)));
+						quote_identifier(get_database_name(MyDatabaseId)), quote_identifier(name)));
 }
 
 /* What the subscriber should know, though it is no error. */
@@ -220,8 +219,7 @@ may_change(const RsRow *row)
 
 	if (role_exists(owner))
 		return has_privs_of_role(GetUserId(), owner);
-	return rs_class_ownercheck(DatumGetObjectId(rs_row_get(row, RS_SUBSCRIPTION_QUEUE)),
-							   GetUserId());
+	return rs_owns_table(DatumGetObjectId(rs_row_get(row, RS_SUBSCRIPTION_QUEUE)));
 }
 
 /*
@@ -338,11 +336,10 @@ rs_sql_subscribe(PG_FUNCTION_ARGS)
 
 	/* The sequence is ours: whoever may subscribe may have a number. */
 	rs_row_set(&row, RS_SUBSCRIPTION_ID,
-			   existing != NULL ? rs_row_get(existing, RS_SUBSCRIPTION_ID)
-								: Int32GetDatum((int32) nextval_internal(
-									  get_relname_relid("subscription_id",
-														rs_objects(false)->schema),
-									  false)));
+			   existing != NULL
+				   ? rs_row_get(existing, RS_SUBSCRIPTION_ID)
+				   : Int32GetDatum((int32) nextval_internal(
+						 get_relname_relid("subscription_id", rs_objects(false)->schema), false)));
 	check(&row);
 	if (existing != NULL)
 		rs_catalog_update(catalog, &row);

@@ -51,7 +51,7 @@ PG_FUNCTION_INFO_V1(rs_sql_announce);
 void
 rs_wake_at_commit(Oid queue)
 {
-	if (rs_shared == NULL || marked_all)
+	if (marked_all)
 		return;
 	for (int i = 0; i < nmarked; i++)
 	{
@@ -64,11 +64,21 @@ rs_wake_at_commit(Oid queue)
 		marked_all = true;
 }
 
+bool
+rs_wake_is_marked(Oid queue)
+{
+	for (int i = 0; i < nmarked; i++)
+	{
+		if (marked[i] == queue)
+			return true;
+	}
+	return marked_all;
+}
+
 void
 rs_wake_supervisor_at_commit(void)
 {
-	if (rs_shared != NULL)
-		marked_supervisor = true;
+	marked_supervisor = true;
 }
 
 /*
@@ -189,7 +199,7 @@ resource_release(ResourceReleasePhase phase, bool isCommit, bool isTopLevel, voi
 	if (phase != RESOURCE_RELEASE_AFTER_LOCKS || !isTopLevel)
 		return;
 
-	if (isCommit)
+	if (isCommit && rs_shared != NULL)
 	{
 		if (marked_all)
 			wake_queue(InvalidOid);

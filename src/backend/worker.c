@@ -228,6 +228,8 @@ rs_worker_main(Datum arg)
 	pqsignal(SIGINT, worker_cancel);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
+	/* The server has ignored a reload since it forked us. */
+	ConfigReloadPending = true;
 
 #if PG_VERSION_NUM >= 170000
 	flags |= BGWORKER_BYPASS_ROLELOGINCHECK;

@@ -236,12 +236,16 @@ extern bool rs_key_column(const char *lock_key, int n, const char **start, size_
  * statements, executed in order.
  */
 #define RS_OPERATIONS(X)                                                                           \
-	X(RS_OP_CLAIM_ROW, "claim_row")         /* yields id, attempt, headers, the whole row */       \
-	X(RS_OP_CLAIM_PAYLOAD, "claim_payload") /* yields id, attempt, headers, payload */             \
-	X(RS_OP_NEXT_DUE, "next_due")           /* when the next row comes due */                      \
-	X(RS_OP_RECLAIM, "reclaim")             /* lock one row again, to settle it afresh */          \
-	X(RS_OP_UNSETTLED, "unsettled")         /* is the row still there to be claimed? */            \
-	X(RS_OP_ACK, "ack")                     /* end the row: delete it, or mark it processed */     \
+	X(RS_OP_CLAIM_ROW, "claim_row") /* id, attempt, headers, the row, priority, retry_after */     \
+	X(RS_OP_CLAIM_PAYLOAD, "claim_payload")       /* the same, with the payload for the row */     \
+	X(RS_OP_CLAIM_ROW_BEHIND, "claim_row_behind") /* the same, behind a row of no priority */      \
+	X(RS_OP_CLAIM_PAYLOAD_BEHIND, "claim_payload_behind")                                          \
+	X(RS_OP_CLAIM_ROW_BEHIND_PRIORITY, "claim_row_behind_priority") /* .. of a priority */         \
+	X(RS_OP_CLAIM_PAYLOAD_BEHIND_PRIORITY, "claim_payload_behind_priority")                        \
+	X(RS_OP_NEXT_DUE, "next_due")   /* when the next row comes due */                              \
+	X(RS_OP_RECLAIM, "reclaim")     /* lock one row again, to settle it afresh */                  \
+	X(RS_OP_UNSETTLED, "unsettled") /* is the row still there to be claimed? */                    \
+	X(RS_OP_ACK, "ack")             /* end the row: delete it, or mark it processed */             \
 	X(RS_OP_RETRY, "retry")                                                                        \
 	X(RS_OP_RETRY_AFTER, "retry_after")                                                            \
 	X(RS_OP_MOVE_GROUP, "move_group")                                                              \

@@ -59,11 +59,23 @@
  * Headers are not cast: jsonb refuses what json lets pass, and a row must not
  * be able to break the claim that finds it.
  */
-#define CLAIM(carried)                                                                             \
+#define CLAIM(carried, which)                                                                      \
 	"SELECT ruststream_row.{id}, [attempt:" ATTEMPT "][!attempt:1]::pg_catalog.int8, "             \
 	"[headers:ruststream_row.{headers}][!headers:NULL::pg_catalog.jsonb], " carried                \
-	" FROM {table} AS ruststream_row" READ_GROUP UNPROCESSED DUE CLAIM_ORDER                       \
+	", [priority:ruststream_row.{priority}][!priority:NULL]::pg_catalog.int8"                      \
+	", [retry_after:ruststream_row.{retry_after}][!retry_after:NULL::pg_catalog.timestamptz]"      \
+	" FROM {table} AS ruststream_row" READ_GROUP UNPROCESSED which CLAIM_ORDER                     \
 	" LIMIT :limit FOR UPDATE SKIP LOCKED"
+
+/*
+ * The rows behind one that was claimed last, of its priority and without a
+ * delay: conditions that lead the scan of the claim's index straight there.
+ */
+#define BEHIND                                                                                     \
+	"[retry_after:" WHERE " ruststream_row.{retry_after} IS NULL]" WHERE                           \
+	" ruststream_row.{id} OPERATOR(pg_catalog.>) :id"
+#define OF_NO_PRIORITY "[priority:" WHERE " ruststream_row.{priority} IS NULL]"
+#define OF_PRIORITY WHERE " ruststream_row.{priority} OPERATOR(pg_catalog.=) :priority"
 
 #define MAX_STATEMENTS 2
 
@@ -77,7 +89,8 @@ typedef struct catalogue_entry
 static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	/*
 	 * SELECT ruststream_row."id", COALESCE(ruststream_row."attempt", 1)::pg_catalog.int8,
-	 *     ruststream_row."headers", ruststream_row
+	 *     ruststream_row."headers", ruststream_row,
+	 *     ruststream_row."priority"::pg_catalog.int8, ruststream_row."retry_after"
 	 * FROM "schema"."table" AS ruststream_row
 	 * WHERE ruststream_row."group" OPERATOR(pg_catalog.=) :group
 	 *     AND ruststream_row."processed_at" IS NULL
@@ -87,11 +100,36 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 *     ruststream_row."retry_after" NULLS FIRST, ruststream_row."id"
 	 * LIMIT :limit FOR UPDATE SKIP LOCKED
 	 */
-	[RS_OP_CLAIM_ROW] = {.statements = {CLAIM("ruststream_row")}},
+	[RS_OP_CLAIM_ROW] = {.statements = {CLAIM("ruststream_row", DUE)}},
 
 	/* The same, with ruststream_row."payload" in place of the row. */
-	[RS_OP_CLAIM_PAYLOAD] = {.statements = {CLAIM("ruststream_row.{payload}")},
+	[RS_OP_CLAIM_PAYLOAD] = {.statements = {CLAIM("ruststream_row.{payload}", DUE)},
 							 .needs = RS_ROLE_PAYLOAD},
+
+	/*
+	 * The same two, for rows behind the one that was claimed last:
+	 *
+	 * .. WHERE ruststream_row."group" OPERATOR(pg_catalog.=) :group
+	 *     AND ruststream_row."processed_at" IS NULL
+	 *     AND ruststream_row."priority" IS NULL
+	 *     AND ruststream_row."retry_after" IS NULL
+	 *     AND ruststream_row."id" OPERATOR(pg_catalog.>) :id
+	 * ORDER BY ..
+	 *
+	 * or, where that row had a priority,
+	 *
+	 *     AND ruststream_row."priority" OPERATOR(pg_catalog.=) :priority
+	 */
+	[RS_OP_CLAIM_ROW_BEHIND] = {.statements = {CLAIM("ruststream_row", OF_NO_PRIORITY BEHIND)}},
+	[RS_OP_CLAIM_ROW_BEHIND_PRIORITY] = {.statements = {CLAIM("ruststream_row",
+															  OF_PRIORITY BEHIND)},
+										 .needs = RS_ROLE_PRIORITY},
+	[RS_OP_CLAIM_PAYLOAD_BEHIND] = {.statements = {CLAIM("ruststream_row.{payload}",
+														 OF_NO_PRIORITY BEHIND)},
+									.needs = RS_ROLE_PAYLOAD},
+	[RS_OP_CLAIM_PAYLOAD_BEHIND_PRIORITY] = {.statements = {CLAIM("ruststream_row.{payload}",
+																  OF_PRIORITY BEHIND)},
+											 .needs = RS_ROLE_PRIORITY},
 
 	/*
 	 * SELECT ruststream_row."retry_after"
