@@ -360,6 +360,7 @@ BEGIN
 		WHEN 'retry_after' THEN CASE d.attempt WHEN 1 THEN ruststream.retry_after('0') ELSE ruststream.ack() END
 		WHEN 'dead_letter' THEN ruststream.dead_letter('hopeless') WHEN 'null' THEN NULL END;
 END $$;
+DROP TRIGGER t ON jobs;
 SET search_path = rs_hostile, pg_catalog;
 SELECT ruststream.create_queue('rs_hygiene.hostile', groups => true, keep_processed => true);
 SELECT ruststream.subscribe('hostile', 'rs_hygiene.hostile', 'rs_hygiene.hostile_handler(pg_catalog.jsonb, ruststream.delivery)', workers => 0,

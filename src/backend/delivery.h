@@ -1,0 +1,110 @@
+/*-------------------------------------------------------------------------
+ *
+ * delivery.h
+ *	  What the files of the delivery engine share: engine.c (the subscription
+ *	  and the transactions), claim.c, deliver.c (the lane), settlement.c and
+ *	  recover.c.  The rest of the backend sees rs_deliver alone.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef RUSTSTREAM_DELIVERY_H
+#define RUSTSTREAM_DELIVERY_H
+
+#include "backend/backend.h"
+
+/* What a delivery is doing: decides what an error means. */
+typedef enum RsStage
+{
+	RS_STAGE_CLAIM,
+	RS_STAGE_DECODE,
+	RS_STAGE_HANDLER,
+	RS_STAGE_SETTLE
+} RsStage;
+
+/* One delivery on its way.  Lives in the frame of rs_deliver, across its PG_TRY. */
+typedef struct RsWork
+{
+	RsEngine *engine;
+	RsStage stage;
+	RsDelivery delivery;
+	RsAnswer answer;
+	ErrorData *error; /* why the delivery failed, in the delivery's context */
+} RsWork;
+
+/* ---------------------------------------------------------------- engine.c */
+
+/* Report a step in the contract's words, where ruststream.trace is on. */
+extern void rs_trace_step(const RsEngine *engine, rs_step step, const char *suffix);
+
+/*
+ * The session's transactions.  Outside one we stay in the delivery's memory,
+ * so that nothing piles up in a context that is never reset.
+ */
+extern void rs_engine_begin(RsEngine *engine, rs_isolation isolation);
+extern void rs_engine_commit(RsEngine *engine);
+extern void rs_engine_rollback(RsEngine *engine);
+
+/*
+ * Begin the delivery's transaction with a subscription that is up to date.
+ * Returns false where there is nothing to deliver for (and no transaction).
+ */
+extern bool rs_engine_begin_delivery(RsEngine *engine);
+
+/* The values that the statements of a delivery take, "now" among them. */
+extern void rs_delivery_values(const RsSubscription *subscription, const RsDelivery *delivery,
+							   RsValues *values);
+
+/* ----------------------------------------------------------------- claim.c */
+
+/* Claim one row.  Returns false where none is due; engine->next_due is set then. */
+extern bool rs_claim(RsEngine *engine, RsDelivery *delivery);
+
+/* The row has been ended: the next claim may go on behind it. */
+extern void rs_claim_mark(RsEngine *engine, const RsDelivery *delivery);
+
+/* Leave a row alone for the retry delay; is this the one that is left alone? */
+extern void rs_claim_hold(RsEngine *engine, const RsDelivery *delivery);
+extern bool rs_claim_is_held(const RsEngine *engine, const RsDelivery *delivery);
+
+/* ------------------------------------------------------------ settlement.c */
+
+/*
+ * Execute the statements of a settlement, in the current transaction.
+ * given_delay is the handler's own delay, in microseconds.  Errors: 55000
+ * where they have changed nothing, though the row is still there.
+ */
+extern void rs_settle_delivery(RsEngine *engine, const RsDelivery *delivery,
+							   const rs_settlement *settlement, int64 given_delay);
+
+/* The failure of a delivery whose handler asks for a dead letter without one. */
+extern ErrorData *rs_lacking_dead_letter(const RsEngine *engine);
+
+/*
+ * Write into the history what went wrong, or the reason that the handler gave
+ * with any answer but ack; nothing where there is neither.
+ */
+extern void rs_record_failure(RsWork *work);
+
+/* After the commit: tell the log or drain's caller, count, hold what is hot. */
+extern void rs_report_failure(const RsWork *work);
+extern void rs_warn_of_lacks(const RsEngine *engine, const rs_settlement *settlement,
+							 const RsDelivery *delivery);
+extern void rs_count_settlement(rs_outcome outcome, bool failed);
+extern void rs_hold_if_hot(RsEngine *engine, const RsDelivery *delivery,
+						   const rs_settlement *settlement);
+
+/* --------------------------------------------------------------- recover.c */
+
+/* A serialization failure or a deadlock: not the handler's fault. */
+extern bool rs_is_transient(const ErrorData *error);
+
+/* A delivery has come through: transient failures are counted in a row. */
+extern void rs_forget_transient_failures(RsEngine *engine);
+
+/*
+ * The delivery's transaction is lost: everything is rolled back already, and
+ * work->error says why.  Rethrows what is not a delivery's failure.
+ */
+extern RsProgress rs_recover(RsWork *work);
+
+#endif /* RUSTSTREAM_DELIVERY_H */

@@ -1,0 +1,179 @@
+/*-------------------------------------------------------------------------
+ *
+ * recover.c
+ *	  When a delivery's transaction is lost: claim anew, or settle afresh.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "backend/backend.h"
+#include "backend/delivery.h"
+
+/* So many transient failures in a row make an ordinary one. */
+#define RS_TRANSIENT_LIMIT 10
+
+bool
+rs_is_transient(const ErrorData *error)
+{
+	return error->sqlerrcode == ERRCODE_T_R_SERIALIZATION_FAILURE ||
+		   error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
+}
+
+void
+rs_forget_transient_failures(RsEngine *engine)
+{
+	if (engine->transient_id != NULL)
+		pfree(engine->transient_id);
+	engine->transient_id = NULL;
+	engine->transient_count = 0;
+}
+
+/* How far a settlement in a fresh transaction came. */
+typedef enum Afresh
+{
+	AFRESH_SETTLED,
+	AFRESH_TAKEN, /* somebody else has the row: recorded the failure alone */
+	AFRESH_FAILED
+} Afresh;
+
+/*
+ * Settle and record in one fresh transaction at READ COMMITTED.  The row was
+ * free in between, so it is locked again first; where somebody else has it, or
+ * has moved it on, its settlement is theirs.  settlement may be NULL: record
+ * the failure alone.
+ */
+static Afresh
+try_afresh(RsWork *work, const rs_settlement *settlement)
+{
+	RsEngine *engine = work->engine;
+	volatile Afresh result = AFRESH_TAKEN;
+
+	PG_TRY();
+	{
+		RsValues values;
+
+		rs_engine_begin(engine, RS_ISOLATION_READ_COMMITTED);
+		MemoryContextSwitchTo(engine->delivery_context);
+		rs_delivery_values(engine->subscription, &work->delivery, &values);
+		if (settlement != NULL && rs_execute(engine->plans, RS_OP_RECLAIM, &values) == 1)
+		{
+			rs_settle_delivery(engine, &work->delivery, settlement, 0);
+			result = AFRESH_SETTLED;
+		}
+		rs_record_failure(work);
+		rs_engine_commit(engine);
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(engine->delivery_context);
+		FlushErrorState();
+		rs_engine_rollback(engine);
+		result = AFRESH_FAILED;
+	}
+	PG_END_TRY();
+
+	return result;
+}
+
+/*
+ * Settle a delivery whose transaction has been rolled back: by its policy;
+ * where that fails too (a dead letter whose id is there already, say), by
+ * counting the attempt and letting the row come back; and where not even that
+ * can be written, the row stays as it was.  Whatever comes back at once this
+ * worker leaves alone for the retry delay.
+ */
+static void
+settle_afresh(RsWork *work, rs_cause cause)
+{
+	RsEngine *engine = work->engine;
+	const rs_table *table = &engine->subscription->queue.table;
+	rs_policy uncapped = engine->subscription->policy;
+	rs_settlement settlement = rs_settle(table, &engine->subscription->policy, cause,
+										 RS_OUTCOME_ACK, false, work->delivery.attempt);
+	Afresh result = try_afresh(work, &settlement);
+
+	if (result == AFRESH_FAILED)
+	{
+		uncapped.max_attempts = 0;
+		settlement = rs_settle(table, &uncapped, RS_CAUSE_ANSWER, rs_default_on_error(table), false,
+							   work->delivery.attempt);
+		result = try_afresh(work, &settlement);
+	}
+	if (result == AFRESH_FAILED)
+	{
+		(void) try_afresh(work, NULL);
+		rs_claim_hold(engine, &work->delivery);
+	}
+	else if (settlement.outcome == RS_OUTCOME_RETRY)
+		rs_claim_hold(engine, &work->delivery);
+
+	rs_report_failure(work);
+	rs_forget_transient_failures(engine);
+	if (result == AFRESH_SETTLED)
+		rs_count_settlement(settlement.outcome, true);
+	else
+	{
+		rs_stats_count(RS_COUNT_DELIVERIES);
+		rs_stats_count(RS_COUNT_FAILED);
+	}
+}
+
+/*
+ * A transient failure has been rolled back.  The row is claimed anew, unless it
+ * has had its share of them.
+ */
+static RsProgress
+after_transient_failure(RsWork *work, RsStage stage)
+{
+	RsEngine *engine = work->engine;
+	const char *id = work->delivery.id_text;
+	bool same_row =
+		engine->transient_count > 0 &&
+		(id == NULL ? engine->transient_id == NULL
+					: engine->transient_id != NULL && strcmp(id, engine->transient_id) == 0);
+
+	rs_stats_count(RS_COUNT_TRANSIENT);
+	if (!same_row)
+	{
+		rs_forget_transient_failures(engine);
+		if (id != NULL)
+			engine->transient_id = MemoryContextStrdup(engine->context, id);
+	}
+	if (++engine->transient_count < RS_TRANSIENT_LIMIT)
+		return RS_PROGRESS_TRANSIENT;
+
+	if (id == NULL)
+	{
+		/* The claim itself fails, of no row in particular: come back later. */
+		rs_forget_transient_failures(engine);
+		return RS_PROGRESS_NOTHING;
+	}
+	settle_afresh(work, stage == RS_STAGE_SETTLE ? RS_CAUSE_SETTLE_ERROR : RS_CAUSE_ERROR);
+	return RS_PROGRESS_DELIVERED;
+}
+
+/*
+ * An error outside the savepoint, or a transient one anywhere: everything is
+ * rolled back already, and work->error says why.
+ */
+RsProgress
+rs_recover(RsWork *work)
+{
+	if (rs_is_transient(work->error))
+		return after_transient_failure(work, work->stage);
+
+	/* Without a row the subscription itself is at fault. */
+	if (work->stage == RS_STAGE_CLAIM)
+		ReThrowError(work->error);
+	/* A cancel is no failure; but what the handler has left goes all the same. */
+	if (work->error->sqlerrcode == ERRCODE_QUERY_CANCELED && work->engine->session->rethrows_cancel)
+	{
+		work->engine->session->clean();
+		ReThrowError(work->error);
+	}
+
+	rs_stats_count(RS_COUNT_SETTLE_FAILED);
+	settle_afresh(work, RS_CAUSE_SETTLE_ERROR);
+	return RS_PROGRESS_DELIVERED;
+}

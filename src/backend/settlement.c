@@ -1,0 +1,150 @@
+/*-------------------------------------------------------------------------
+ *
+ * settlement.c
+ *	  Carrying a settlement out, and telling of it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "backend/backend.h"
+#include "backend/delivery.h"
+
+#include "common/pg_prng.h"
+#include "utils/builtins.h"
+
+/* An error that is ours: a settlement that the database let pass without effect. */
+static void
+report_unsettled(const RsDelivery *delivery)
+{
+	ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("the settlement of row %s changed nothing", delivery->id_text),
+			errhint("A trigger or a row-level security policy of the table may keep its owner "
+					"from ending or changing the row."));
+}
+
+void
+rs_settle_delivery(RsEngine *engine, const RsDelivery *delivery, const rs_settlement *settlement,
+				   int64 given_delay)
+{
+	const RsSubscription *subscription = engine->subscription;
+	const rs_policy *policy = &subscription->policy;
+	RsValues values;
+	int64 rows;
+	bool ended_before;
+
+	rs_trace_step(engine, RS_STEP_SETTLE, rs_outcome_word(settlement->outcome));
+	rs_delivery_values(subscription, delivery, &values);
+	if (settlement->outcome == RS_OUTCOME_RETRY_AFTER)
+	{
+		int64 delay =
+			settlement->delay_is_given
+				? given_delay
+				: rs_backoff_delay(policy->backoff, policy->retry_delay, policy->max_retry_delay,
+								   delivery->attempt, pg_prng_uint32(&pg_global_prng_state));
+		TimestampTz now = DatumGetTimestampTz(values.value[RS_PARAM_NOW]);
+
+		/* Further away than the type can say is as far as it can say. */
+		delay = Min(delay, END_TIMESTAMP - 1 - now);
+		rs_value_set(&values, RS_PARAM_UNTIL, TimestampTzGetDatum(now + delay), 0);
+	}
+
+	rows = rs_execute(engine->plans, settlement->operation, &values);
+	/* An ack finds nothing where the handler itself has ended the row. */
+	ended_before = rows == 0 && settlement->outcome == RS_OUTCOME_ACK &&
+				   rs_execute(engine->plans, RS_OP_UNSETTLED, &values) == 0;
+	if (rows == 0 && !ended_before)
+		report_unsettled(delivery);
+	RS_FAILPOINT("after_settle");
+}
+
+ErrorData *
+rs_lacking_dead_letter(const RsEngine *engine)
+{
+	MemoryContext save = MemoryContextSwitchTo(engine->delivery_context);
+	ErrorData *error = palloc0(sizeof(ErrorData));
+
+	error->sqlerrcode = ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
+	error->message = psprintf("the handler answered dead_letter, but subscription \"%s\" has none",
+							  engine->subscription->name);
+	error->hint = psprintf("ruststream.alter_subscription(%s, dead_letter => ..) gives it one.",
+						   quote_literal_cstr(engine->subscription->name));
+	MemoryContextSwitchTo(save);
+	return error;
+}
+
+void
+rs_record_failure(RsWork *work)
+{
+	ErrorData answered = {.sqlerrcode = ERRCODE_SUCCESSFUL_COMPLETION};
+	const ErrorData *failure = work->error;
+
+	if (failure == NULL)
+	{
+		if (work->answer.reason == NULL || work->answer.outcome == RS_OUTCOME_ACK)
+			return;
+		answered.message = work->answer.reason;
+		answered.context = psprintf("answered %s", rs_outcome_word(work->answer.outcome));
+		failure = &answered;
+	}
+	rs_failure_record(work->engine->subscription, &work->delivery, failure);
+	work->engine->has_recorded_failures = true;
+}
+
+void
+rs_report_failure(const RsWork *work)
+{
+	const RsEngine *engine = work->engine;
+
+	ereport(engine->session->trace_level == NOTICE ? WARNING : LOG,
+			errcode(work->error->sqlerrcode),
+			errmsg("subscription \"%s\": delivery of row %s failed (attempt " INT64_FORMAT "): %s",
+				   engine->subscription->name, work->delivery.id_text, work->delivery.attempt,
+				   work->error->message),
+			work->error->detail ? errdetail_internal("%s", work->error->detail) : 0,
+			work->error->hint ? errhint("%s", work->error->hint) : 0, errhidestmt(true),
+			errhidecontext(true));
+}
+
+void
+rs_warn_of_lacks(const RsEngine *engine, const rs_settlement *settlement,
+				 const RsDelivery *delivery)
+{
+	if (settlement->lacks_retry_after)
+		ereport(WARNING,
+				errmsg("row %s returns at once: queue %s has no retry_after column",
+					   delivery->id_text,
+					   quote_qualified_identifier(engine->subscription->queue.table.schema,
+												  engine->subscription->queue.table.name)),
+				errhint("Attach the queue with retry_after_column to delay its rows."),
+				errhidestmt(true), errhidecontext(true));
+}
+
+void
+rs_count_settlement(rs_outcome outcome, bool failed)
+{
+	static const RsCounter counter[RS_OUTCOME_COUNT] = {
+		[RS_OUTCOME_ACK] = RS_COUNT_ACKED,
+		[RS_OUTCOME_RETRY] = RS_COUNT_RETRIED,
+		[RS_OUTCOME_RETRY_AFTER] = RS_COUNT_DELAYED,
+		[RS_OUTCOME_DISCARD] = RS_COUNT_DISCARDED,
+		[RS_OUTCOME_DEAD_LETTER] = RS_COUNT_DEAD_LETTERED,
+	};
+
+	rs_stats_count(RS_COUNT_DELIVERIES);
+	rs_stats_count(counter[outcome]);
+	if (failed)
+		rs_stats_count(RS_COUNT_FAILED);
+}
+
+/*
+ * A row that failed comes back at once where its table cannot delay it: then
+ * it is this worker that waits.
+ */
+void
+rs_hold_if_hot(RsEngine *engine, const RsDelivery *delivery, const rs_settlement *settlement)
+{
+	if (settlement->outcome == RS_OUTCOME_RETRY &&
+		engine->subscription->queue.table.column[RS_ROLE_RETRY_AFTER] == NULL)
+		rs_claim_hold(engine, delivery);
+}

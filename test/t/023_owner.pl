@@ -1,0 +1,318 @@
+# What a subscription depends on, and what becomes of it when that changes: its
+# owner (settings, row-level security, LOGIN, name, rights, existence), its
+# handler, its table's columns and index.  It stops alone, says why in
+# ruststream.status, loses no task, and goes on when the cause is mended.
+use strict;
+use warnings;
+
+use FindBin;
+use lib $FindBin::RealBin;
+use RuststreamTest;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('owner', conf => <<'CONF');
+log_statement = none
+ruststream.max_workers = 24
+ruststream.crash_restart_delay = 50ms
+CONF
+my $version = $node->safe_psql('postgres', "SELECT current_setting('server_version_num')::integer / 10000");
+
+sub as
+{
+	my ($role, $sql) = @_;
+	return $node->safe_psql('postgres', $sql, extra_params => [ '-U', $role ]);
+}
+
+# Each owner has a schema, a queue and a handler that writes what it sees.
+sub make_owner
+{
+	my ($role, $options) = @_;
+
+	$node->safe_psql('postgres', "CREATE ROLE $role LOGIN; CREATE SCHEMA $role AUTHORIZATION $role");
+	as($role, <<"SQL");
+CREATE TABLE $role.done (id bigint, who name DEFAULT current_user, settings text);
+SELECT ruststream.create_queue('$role.jobs');
+CREATE FUNCTION $role.handle(job $role.jobs) RETURNS ruststream.outcome LANGUAGE plpgsql AS \$\$
+BEGIN
+	IF job.payload ? 'sleep' THEN
+		PERFORM pg_catalog.pg_sleep((job.payload OPERATOR(pg_catalog.->>) 'sleep')::float8);
+	END IF;
+	IF job.payload ? 'lock' THEN
+		PERFORM pg_catalog.pg_advisory_xact_lock(4711);
+	END IF;
+	INSERT INTO $role.done (id, settings) VALUES (job.id,
+		pg_catalog.concat_ws(' ', pg_catalog.current_setting('work_mem'), pg_catalog.current_setting('search_path'),
+			pg_catalog.current_setting('transaction_isolation')));
+	RETURN ruststream.ack();
+END \$\$;
+SELECT ruststream.subscribe('$role', '$role.jobs', 'handle($role.jobs)'::text, retry_delay => '10 ms')
+	WHERE pg_catalog.set_config('search_path', '$role', true) IS NOT NULL;
+SQL
+}
+
+sub put { my ($role, $payload) = @_; as($role, "INSERT INTO $role.jobs (payload) VALUES ('$payload')"); }
+
+sub state_of
+{
+	my ($role) = @_;
+	return "SELECT state FROM ruststream.status WHERE subscription = '$role'";
+}
+
+sub delivers
+{
+	my ($role, $what) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	put($role, '{}');
+	return wait_for_empty($node, "$role.jobs", $what);
+}
+
+# The subscription says why it does not work; its neighbour works; no task goes.
+sub stops
+{
+	my ($role, $why, $what) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	$node->safe_psql('postgres', "INSERT INTO $role.jobs (payload) VALUES ('{}')");
+	wait_for($node, "SELECT EXISTS (SELECT FROM ruststream.status WHERE subscription = '$role'"
+		  . " AND state LIKE 'broken: $why')", "$what: it stops, and says why")
+	  or diag($node->safe_psql('postgres', state_of($role)));
+	note($node->safe_psql('postgres', state_of($role)));
+	is($node->safe_psql('postgres', "SELECT count(*) > 0 FROM $role.jobs"), 't', "$what: its task waits");
+	delivers('neighbour', "$what: others go on");
+}
+
+sub recovers
+{
+	my ($role, $what) = @_;
+
+	local $Test::Builder::Level = $Test::Builder::Level + 1;
+	wait_for_empty($node, "$role.jobs", "$what: mended, it goes on");
+	wait_for($node, state_of($role), "$what: and says so", 'running');
+}
+
+# A fresh worker: settings of roles are read when it connects.
+sub reconnect
+{
+	my ($role) = @_;
+	$node->safe_psql('postgres', "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+		  . " WHERE backend_type = 'ruststream worker' AND application_name = 'ruststream: $role'");
+}
+
+make_owner('neighbour');
+make_owner('app');
+delivers('neighbour', 'the neighbour delivers');
+delivers('app', 'the owner delivers');
+
+# ------------------------------------------------------------------- settings
+
+# Those that shape what the handler does apply to it, as in any session of the
+# owner; our own statements resolve nothing through its path, whatever is there.
+$node->safe_psql('postgres', 'CREATE SCHEMA trap AUTHORIZATION app');
+as('app', <<'SQL');
+CREATE FUNCTION trap.sprung(anyelement, anyelement) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE EXCEPTION 'the trap has sprung';
+END $$;
+CREATE FUNCTION trap.sprung(bigint, bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE EXCEPTION 'the trap has sprung';
+END $$;
+CREATE OPERATOR trap.= (FUNCTION = trap.sprung, LEFTARG = anyelement, RIGHTARG = anyelement);
+CREATE OPERATOR trap.<= (FUNCTION = trap.sprung, LEFTARG = anyelement, RIGHTARG = anyelement);
+CREATE OPERATOR trap.> (FUNCTION = trap.sprung, LEFTARG = anyelement, RIGHTARG = anyelement);
+CREATE OPERATOR trap.+ (FUNCTION = trap.sprung, LEFTARG = bigint, RIGHTARG = bigint);
+CREATE TABLE trap.jobs (id bigint);
+CREATE DOMAIN trap.text AS pg_catalog.text CHECK (false);
+CREATE DOMAIN trap.int8 AS pg_catalog.int8 CHECK (false);
+ALTER ROLE app SET search_path = trap, pg_catalog, app;
+ALTER ROLE app SET work_mem = '7MB';
+ALTER ROLE app SET default_transaction_isolation = 'repeatable read';
+ALTER ROLE app SET enable_indexscan = off;
+SQL
+reconnect('app');
+delivers('app', 'with settings of its own the owner delivers');
+is($node->safe_psql('postgres', 'SELECT settings FROM app.done ORDER BY id DESC LIMIT 1'),
+	'7MB trap, pg_catalog, app repeatable read', 'which its handler sees');
+$node->safe_psql('postgres', q{
+	ALTER ROLE app RESET search_path;
+	ALTER ROLE app RESET enable_indexscan;
+	UPDATE ruststream.queue SET isolation = 'serializable' WHERE relation = 'app.jobs'::regclass});
+reconnect('app');
+delivers('app', 'with a level declared for its queue');
+is($node->safe_psql('postgres', "SELECT settings FROM app.done ORDER BY id DESC LIMIT 1"),
+	'7MB "$user", public serializable', 'that holds, whatever the default');
+$node->safe_psql('postgres', q{
+	ALTER ROLE app RESET ALL;
+	UPDATE ruststream.queue SET isolation = NULL WHERE relation = 'app.jobs'::regclass});
+
+# A delivery is no statement of a client: statement_timeout does not end it,
+# as it ends no background worker's; lock_timeout ends a wait, which is a
+# failure like any other.
+$node->safe_psql('postgres', q{ALTER ROLE app SET statement_timeout = '20ms'; ALTER ROLE app SET lock_timeout = '20ms';
+	ALTER ROLE app SET idle_in_transaction_session_timeout = '20ms'});
+reconnect('app');
+put('app', '{"sleep": "0.2"}');
+wait_for_empty($node, 'app.jobs', 'statement_timeout does not end a delivery');
+is($node->safe_psql('postgres', "SELECT count(*) FROM ruststream.failure WHERE subscription = 'app'"),
+	'0', 'nor is it a failure');
+$node->safe_psql('postgres', 'CREATE TABLE holder (id int)');
+my ($in, $out) = ("SELECT pg_advisory_lock(4711);\n\\echo held\n", '');
+my $holder = IPC::Run::start([ 'psql', '-XAtq', '-d', $node->connstr('postgres') ], '<', \$in, '>', \$out);
+IPC::Run::pump($holder) until $out =~ /held/;
+put('app', '{"lock": true}');
+wait_for($node, "SELECT count(*) > 0 FROM ruststream.failure WHERE subscription = 'app' AND sqlstate = '55P03'",
+	'lock_timeout ends a wait for a lock, a failure');
+$in .= "SELECT pg_advisory_unlock(4711);\n\\q\n";
+IPC::Run::finish($holder);
+wait_for_empty($node, 'app.jobs', 'the task is tried again');
+$node->safe_psql('postgres', 'ALTER ROLE app RESET ALL');
+
+# A session that may not write can deliver nothing.
+$node->safe_psql('postgres', 'ALTER ROLE app SET default_transaction_read_only = on');
+reconnect('app');
+stops('app', '%read-only transaction%', 'a read-only owner');
+$node->safe_psql('postgres', 'ALTER ROLE app RESET ALL');
+recovers('app', 'a read-only owner');
+
+# --------------------------------------------------------- row-level security
+
+# Forced upon the owner it hides rows from its own subscription, and where it
+# forbids a settlement the task is neither lost nor done.
+as('app', <<'SQL');
+ALTER TABLE app.jobs ENABLE ROW LEVEL SECURITY;
+CREATE POLICY visible ON app.jobs FOR SELECT USING (NOT payload ? 'hidden');
+CREATE POLICY inserted ON app.jobs FOR INSERT WITH CHECK (true);
+CREATE POLICY changed ON app.jobs FOR UPDATE USING (NOT payload ? 'hidden');
+CREATE POLICY ended ON app.jobs FOR DELETE USING (NOT payload ? 'undeletable');
+SQL
+put('app', '{"hidden": true, "undeletable": true}');
+wait_for_empty($node, 'app.jobs', 'row-level security that is not forced does not bind the owner');
+as('app', 'ALTER TABLE app.jobs FORCE ROW LEVEL SECURITY');
+put('app', '{"hidden": true}');
+delivers_one('forced, what the owner may see is delivered');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM app.jobs'), '1', 'what it may not see waits');
+as('app', 'ALTER POLICY visible ON app.jobs USING (true); ALTER POLICY changed ON app.jobs USING (true)');
+wait_for_empty($node, 'app.jobs', 'until it may');
+
+put('app', '{"undeletable": true}');
+wait_for($node, q{SELECT count(*) > 1 FROM ruststream.failure
+	WHERE subscription = 'app' AND message LIKE 'the settlement of row % changed nothing'},
+	'a settlement that a policy forbids has failed');
+is($node->safe_psql('postgres', 'SELECT count(*) FROM app.jobs AS j JOIN app.done AS d USING (id)'), '0',
+	'the task has had no effect');
+as('app', 'ALTER POLICY ended ON app.jobs USING (true)');
+wait_for_empty($node, 'app.jobs', 'and is delivered when the policy lets it end');
+
+# row_security = off says: rather an error than rows left out.
+$node->safe_psql('postgres', 'ALTER ROLE app SET row_security = off');
+reconnect('app');
+stops('app', '%row-level security%', 'row_security = off');
+$node->safe_psql('postgres', 'ALTER ROLE app RESET row_security');
+recovers('app', 'row_security = off');
+as('app', 'ALTER TABLE app.jobs NO FORCE ROW LEVEL SECURITY, DISABLE ROW LEVEL SECURITY');
+
+# ------------------------------------------------------------------ the owner
+
+# From 17 on a worker needs no LOGIN.
+$node->safe_psql('postgres', 'ALTER ROLE app NOLOGIN');
+reconnect('app');
+if ($version < 17)
+{
+	stops('app', '%LOGIN%', 'NOLOGIN');
+}
+else
+{
+	$node->safe_psql('postgres', q{INSERT INTO app.jobs (payload) VALUES ('{}')});
+	wait_for_empty($node, 'app.jobs', 'NOLOGIN: it delivers all the same');
+}
+$node->safe_psql('postgres', 'ALTER ROLE app LOGIN');
+recovers('app', 'NOLOGIN');
+
+$node->safe_psql('postgres', 'REVOKE CONNECT ON DATABASE postgres FROM PUBLIC; GRANT CONNECT ON DATABASE postgres TO neighbour');
+reconnect('app');
+stops('app', '%CONNECT%', 'no CONNECT');
+$node->safe_psql('postgres', 'GRANT CONNECT ON DATABASE postgres TO PUBLIC');
+recovers('app', 'no CONNECT');
+
+$node->safe_psql('postgres', 'ALTER ROLE app RENAME TO application');
+$node->safe_psql('postgres', q{INSERT INTO app.jobs (payload) VALUES ('{}')});
+wait_for_empty($node, 'app.jobs', 'renamed, the owner delivers');
+is($node->safe_psql('postgres', 'SELECT who FROM app.done ORDER BY id DESC LIMIT 1'), 'application',
+	'under its new name');
+is($node->safe_psql('postgres', "SELECT owner FROM ruststream.status WHERE subscription = 'app'"), 'application',
+	'which status shows');
+reconnect('app');
+$node->safe_psql('postgres', q{INSERT INTO app.jobs (payload) VALUES ('{}')});
+wait_for_empty($node, 'app.jobs', 'and a new worker does so too');
+$node->safe_psql('postgres', 'ALTER ROLE application RENAME TO app');
+
+# A right that is lost and granted again: of the handler, of the schema, of the
+# table (somebody else's here).
+$node->safe_psql('postgres', 'REVOKE ALL ON FUNCTION app.handle(app.jobs) FROM PUBLIC, app');
+stops('app', '%may not execute%', 'no EXECUTE');
+$node->safe_psql('postgres', 'GRANT EXECUTE ON FUNCTION app.handle(app.jobs) TO app');
+recovers('app', 'no EXECUTE');
+
+$node->safe_psql('postgres', 'ALTER TABLE app.jobs OWNER TO neighbour; GRANT USAGE ON SCHEMA app TO neighbour;
+	GRANT SELECT, UPDATE, INSERT ON app.jobs TO app');
+stops('app', '%DELETE%', 'a table given away');
+$node->safe_psql('postgres', 'GRANT DELETE ON app.jobs TO app');
+recovers('app', 'a table given away');
+$node->safe_psql('postgres', 'ALTER TABLE app.jobs OWNER TO app');
+
+# A superuser delivers no task of somebody else's table.
+$node->safe_psql('postgres', 'ALTER ROLE app SUPERUSER; ALTER TABLE app.jobs OWNER TO neighbour');
+stops('app', '%superuser%', 'a superuser and a table of somebody else');
+$node->safe_psql('postgres', 'ALTER TABLE app.jobs OWNER TO app; ALTER ROLE app NOSUPERUSER');
+recovers('app', 'a superuser and a table of somebody else');
+
+# ------------------------------------------------- handler, columns and index
+
+as('app', 'ALTER FUNCTION app.handle(app.jobs) RENAME TO gone');
+stops('app', '%does not exist', 'a handler renamed');
+as('app', 'ALTER FUNCTION app.gone(app.jobs) RENAME TO handle');
+recovers('app', 'a handler renamed');
+
+my $handler = $node->safe_psql('postgres', "SELECT pg_get_functiondef('app.handle'::regproc)");
+as('app', 'DROP FUNCTION app.handle');
+stops('app', '%does not exist', 'a handler dropped');
+as('app', $handler);
+recovers('app', 'a handler dropped');
+
+as('app', q{CREATE OR REPLACE FUNCTION app.handle(job app.jobs) RETURNS ruststream.outcome LANGUAGE plpgsql AS $$
+	BEGIN INSERT INTO app.done (id, settings) VALUES (job.id, 'replaced'); RETURN ruststream.ack(); END $$});
+delivers('app', 'a handler replaced is called');
+is($node->safe_psql('postgres', 'SELECT settings FROM app.done ORDER BY id DESC LIMIT 1'), 'replaced',
+	'as it is now');
+
+as('app', 'ALTER TABLE app.jobs RENAME COLUMN attempt TO tries');
+stops('app', '%attempt%', 'a column renamed');
+as('app', 'ALTER TABLE app.jobs RENAME COLUMN tries TO attempt');
+recovers('app', 'a column renamed');
+
+as('app', 'ALTER TABLE app.jobs DROP COLUMN attempt');
+stops('app', '%attempt%', 'a column dropped');
+as('app', 'ALTER TABLE app.jobs ADD COLUMN attempt integer NOT NULL DEFAULT 1');
+recovers('app', 'a column dropped');
+
+# What the handler does not care about may come and go; the row is passed as it
+# is at the time.
+as('app', 'ALTER TABLE app.jobs ADD COLUMN note text');
+delivers('app', 'a column added');
+as('app', 'ALTER TABLE app.jobs DROP COLUMN note');
+delivers('app', 'and dropped again');
+
+my $index = $node->safe_psql('postgres', q{SELECT indexdef FROM pg_indexes WHERE schemaname = 'app' AND tablename = 'jobs'
+	AND indexdef LIKE '%priority%'});
+as('app', 'DROP INDEX ' . ($index =~ /INDEX (\S+)/ ? "app.$1" : ''));
+stops('app', '%no index%', 'the claim index dropped');
+as('app', $index);
+recovers('app', 'the claim index dropped');
+
+as('app', 'ALTER TABLE app.jobs RENAME TO tasks');
+as('app', q{INSERT INTO app.tasks (payload) VALUES ('{}')});
+stops_table('tasks');
+
+done_testing();
