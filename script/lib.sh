@@ -151,7 +151,8 @@ as_server() {
 # shellcheck disable=SC2317  # called by the trap
 cleanup() {
 	local status=$? pidfile
-	trap - EXIT INT TERM
+	trap - EXIT
+	trap '' INT TERM
 	cd /
 	if [ -n "$WORK" ]; then
 		while IFS= read -r -d '' pidfile; do

@@ -194,7 +194,9 @@ BEGIN
 	EXECUTE format('INSERT INTO %1$ss.%1$st VALUES (1, NULL, ''{}''), (2, 7, ''{"do": "dead_letter"}'')', n);
 	TRUNCATE rs_order.noted;
 	CALL ruststream.drain(n || 's');
+	EXECUTE format('INSERT INTO rs_order.noted (id) SELECT ''moved '' || %1$si || '' '' || %1$sa FROM %1$ss.%1$sd', n);
 	RAISE NOTICE '%', (SELECT array_agg(id ORDER BY noted.n) FROM rs_order.noted);
+	SET LOCAL client_min_messages = error;
 	EXECUTE format('DROP SCHEMA %1$ss CASCADE', n);
 END $$;
 

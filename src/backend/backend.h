@@ -168,12 +168,16 @@ extern void rs_value_set(RsValues *values, rs_parameter parameter, Datum value, 
 
 /*
  * Execute an operation's statements in order, as the current user, under our
- * own planner settings.  Must be connected to SPI; each statement sees the effects
- * of those before it, and the first that touches no row is the last.  Returns
- * how many rows the last one touched; SPI_tuptable holds its result.  An
- * operation that has no statement for this table returns -1.
+ * own planner settings.  Must be connected to SPI; each statement sees the
+ * effects of those before it, and the first that touches no row is the last.
+ * Returns how many rows the last one touched; an operation that has no
+ * statement for this table returns -1.
+ *
+ * rs_query leaves the last result in SPI_tuptable, for the caller to free: in
+ * drain SPI's memory lives as long as the CALL, however many deliveries.
  */
 extern int64 rs_execute(RsPlans *plans, rs_operation operation, const RsValues *values);
+extern int64 rs_query(RsPlans *plans, rs_operation operation, const RsValues *values);
 
 /* Installed by init.c: plans our statements so that they never scan or sort a queue. */
 extern void rs_execute_init(void);
@@ -398,6 +402,13 @@ extern void rs_wake_neighbour(Oid queue);
  * the claim, so that a row committed after the claim's snapshot finds it.
  */
 extern void rs_wake_idle(bool idle);
+
+/*
+ * Has this worker been woken, or told to stop, since rs_wake_idle(true)?  To be
+ * asked before it waits on its latch, for a wait for a lock during the claim
+ * may have reset that.
+ */
+extern bool rs_wake_pending(void);
 
 /* --------------------------------------------- launcher.c, supervisor.c, .. */
 

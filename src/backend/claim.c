@@ -116,11 +116,14 @@ find_row(RsEngine *engine, RsValues *values)
 		rs_value_set(values, RS_PARAM_ID, engine->mark_id, 0);
 		if (!engine->mark_priority_isnull)
 			rs_value_set(values, RS_PARAM_PRIORITY, Int64GetDatum(engine->mark_priority), 0);
-		if (rs_execute(engine->plans, claim_operation(engine, true), values) > 0)
+		if (rs_query(engine->plans, claim_operation(engine, true), values) > 0)
 			return true;
+		SPI_freetuptable(SPI_tuptable);
 	}
 
-	found = rs_execute(engine->plans, claim_operation(engine, false), values) > 0;
+	found = rs_query(engine->plans, claim_operation(engine, false), values) > 0;
+	if (!found)
+		SPI_freetuptable(SPI_tuptable);
 	engine->mark_until = GetCurrentTimestamp();
 	engine->mark_until += (engine->mark_until - now) * RS_MARK_LIFE;
 	return found;
@@ -140,8 +143,10 @@ rs_claim(RsEngine *engine, RsDelivery *delivery)
 	if (!find_row(engine, &values))
 	{
 		engine->next_due = 0;
-		if (rs_execute(engine->plans, RS_OP_NEXT_DUE, &values) == 1)
+		SPI_tuptable = NULL;
+		if (rs_query(engine->plans, RS_OP_NEXT_DUE, &values) == 1)
 			engine->next_due = DatumGetTimestampTz(fetch(1, &isnull));
+		SPI_freetuptable(SPI_tuptable);
 		return false;
 	}
 

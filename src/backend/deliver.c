@@ -106,6 +106,11 @@ handle(RsWork *work)
 		MemoryContextSwitchTo(engine->delivery_context);
 		work->error = CopyErrorData();
 		FlushErrorState();
+		if (work->error->sqlerrcode == ERRCODE_INVALID_TRANSACTION_TERMINATION &&
+			work->error->hint == NULL)
+			work->error->hint =
+				pstrdup("A handler works inside its delivery's transaction, which is "
+						"not its to end: return an outcome instead.");
 	}
 	PG_END_TRY();
 
@@ -253,9 +258,10 @@ rs_deliver(RsEngine *engine)
 
 	if (lost)
 		progress = rs_recover(&work);
-	MemoryContextSwitchTo(engine->context);
 	rs_stats_delivery_end();
+	/* Still in the delivery's memory, which the next delivery gives back. */
 	if (progress == RS_PROGRESS_DELIVERED || progress == RS_PROGRESS_TRANSIENT)
 		engine->session->clean();
+	MemoryContextSwitchTo(engine->context);
 	return progress;
 }

@@ -93,6 +93,9 @@ static const char session_state_text[] =
 /* Of each thing that the caller's session had before: its row, as one text. */
 static List *callers_state;
 
+/* The query, prepared once a backend: it runs after each delivery. */
+static SPIPlanPtr session_state_plan;
+
 /* Read the session's state; the result is in SPI_tuptable. */
 static uint64
 read_session_state(void)
@@ -100,7 +103,16 @@ read_session_state(void)
 	int rc;
 
 	PushActiveSnapshot(GetTransactionSnapshot());
-	rc = SPI_execute(session_state_text, false, 0);
+	if (session_state_plan == NULL)
+	{
+		SPIPlanPtr plan = SPI_prepare(session_state_text, 0, NULL);
+
+		if (plan == NULL || SPI_keepplan(plan) != 0)
+			elog(ERROR, "could not prepare the query of the session's state: %s",
+				 SPI_result_code_string(SPI_result));
+		session_state_plan = plan;
+	}
+	rc = SPI_execute_plan(session_state_plan, NULL, NULL, false, 0);
 	PopActiveSnapshot();
 	if (rc != SPI_OK_SELECT)
 		elog(ERROR, "could not read the session's state: %s", SPI_result_code_string(rc));
@@ -219,6 +231,7 @@ drain_clean(void)
 							 PERFORM_DELETION_INTERNAL | PERFORM_DELETION_QUIETLY);
 	PopActiveSnapshot();
 	free_object_addresses(temporary);
+	SPI_freetuptable(state);
 	/* The next transaction must begin without a snapshot. */
 	SPI_commit();
 }

@@ -203,7 +203,7 @@ prepare(RsPlans *plans, rs_operation operation, int index)
 }
 
 int64
-rs_execute(RsPlans *plans, rs_operation operation, const RsValues *values)
+rs_query(RsPlans *plans, rs_operation operation, const RsValues *values)
 {
 	int64 processed = -1;
 
@@ -254,5 +254,15 @@ rs_execute(RsPlans *plans, rs_operation operation, const RsValues *values)
 			break;
 	}
 
+	return processed;
+}
+
+int64
+rs_execute(RsPlans *plans, rs_operation operation, const RsValues *values)
+{
+	int64 processed = rs_query(plans, operation, values);
+
+	SPI_freetuptable(SPI_tuptable);
+	SPI_tuptable = NULL;
 	return processed;
 }

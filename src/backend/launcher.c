@@ -126,6 +126,10 @@ rs_process_wait(TimestampTz until)
 		events |= WL_TIMEOUT;
 	}
 	Assert(!IsTransactionState());
+
+	/* Signals that came while a wait for a lock has reset our latch. */
+	if (InterruptPending || ConfigReloadPending)
+		return;
 	pgstat_report_activity(STATE_IDLE, NULL);
 	(void) WaitLatch(MyLatch, events, timeout, rs_wait_event_idle());
 	ResetLatch(MyLatch);

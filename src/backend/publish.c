@@ -321,7 +321,7 @@ insert_row(Publisher *publisher, const RsValues *values, MemoryContext context)
 	publisher->uses++;
 	PG_TRY();
 	{
-		if (rs_execute(publisher->plans, RS_OP_PUBLISH, values) == 1)
+		if (rs_query(publisher->plans, RS_OP_PUBLISH, values) == 1)
 			id = MemoryContextStrdup(context,
 									 SPI_getvalue(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 1));
 	}

@@ -344,6 +344,19 @@ rs_supervisor_looks(void)
 	LWLockRelease(rs_shared->lock);
 }
 
+bool
+rs_supervisor_wanted(void)
+{
+	RsDatabase *database;
+	bool wanted;
+
+	LWLockAcquire(rs_shared->lock, LW_SHARED);
+	database = rs_database_find(my_database);
+	wanted = (database != NULL && database->cookie == my_database_cookie && database->wanted);
+	LWLockRelease(rs_shared->lock);
+	return wanted;
+}
+
 void
 rs_supervisor_settled(void)
 {
@@ -444,7 +457,10 @@ slot_exit(int code, Datum arg)
 		database = rs_database_find(rs_my_slot->database);
 		rs_slot_free(rs_my_slot);
 		if (database != NULL && database->pid != 0)
+		{
+			database->wanted = true;
 			SetLatch(database->latch);
+		}
 	}
 	LWLockRelease(rs_shared->lock);
 	rs_my_slot = NULL;

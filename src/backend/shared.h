@@ -209,10 +209,14 @@ extern bool rs_supervisor_attach(Oid dboid, uint64 cookie);
 extern void rs_supervisor_absent(void);
 
 /*
- * A supervisor is about to read the subscriptions: what is announced from now
- * on makes it read them again.  And: it has found the extension.
+ * A supervisor is about to read the subscriptions.  Has somebody wanted it to
+ * look (again) since then?  To be asked before it waits: its latch may have
+ * been set, and reset by a wait for a lock, while it was reading.
  */
 extern void rs_supervisor_looks(void);
+extern bool rs_supervisor_wanted(void);
+
+/* The supervisor has found the extension: the launcher may go on. */
 extern void rs_supervisor_settled(void);
 
 /* The delay before the n-th start in a row of something that fails: 1 s, doubling to 30 s. */

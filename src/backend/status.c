@@ -83,7 +83,7 @@ count_live(RsPlans *plans, const RsValues *values, Depth *depth)
 	Datum oldest;
 	bool isnull;
 
-	if (rs_execute(plans, RS_OP_DEPTH, values) != 1)
+	if (rs_query(plans, RS_OP_DEPTH, values) != 1)
 		return;
 	depth->counted = true;
 	depth->ready = count_column(1);
@@ -107,7 +107,7 @@ count_dead(const RsSubscription *subscription, RsPlans *plans, const RsValues *v
 			return;
 		operation = RS_OP_DEPTH_DEAD_TABLE;
 	}
-	if (rs_execute(plans, operation, values) != 1)
+	if (rs_query(plans, operation, values) != 1)
 		return;
 	depth->dead_counted = true;
 	depth->dead = count_column(1);

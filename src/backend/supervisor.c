@@ -338,8 +338,8 @@ reconcile(void)
 /* -------------------------------------------------------------------- failures */
 
 /*
- * Keep the history of failures bounded.  Returns when that is due next; the
- * first failure recorded since sets our latch.
+ * Keep the history of failures bounded.  Returns when we have to look again;
+ * the first failure recorded since sets our latch.
  */
 static TimestampTz
 prune_failures(void)
@@ -368,11 +368,11 @@ prune_failures(void)
 	pgstat_report_activity(STATE_RUNNING, "pruning ruststream.failure_history");
 	SetCurrentStatementStartTimestamp();
 	StartTransactionCommand();
-	PushActiveSnapshot(GetTransactionSnapshot());
 	rs_failure_prune();
-	PopActiveSnapshot();
 	CommitTransactionCommand();
-	return DT_NOEND;
+
+	/* At once: a wait for a lock may have reset our latch. */
+	return now;
 }
 
 /* ------------------------------------------------------------------------ main */
@@ -453,6 +453,7 @@ rs_supervisor_main(Datum arg)
 		until = reconcile();
 		prune = prune_failures();
 		pgstat_report_stat(true);
-		rs_process_wait(Min(until, prune));
+		if (!rs_supervisor_wanted())
+			rs_process_wait(Min(until, prune));
 	}
 }

@@ -168,6 +168,18 @@ rs_wake_idle(bool idle)
 	pg_memory_barrier();
 }
 
+/*
+ * A latch is not enough to remember a wake-up: a wait for a lock during the
+ * claim resets it as well.
+ */
+bool
+rs_wake_pending(void)
+{
+	if (rs_my_slot == NULL || !rs_slot_is_worker(rs_my_slot))
+		return false;
+	return pg_atomic_read_u32(&rs_my_slot->idle) == 0 || rs_slot_stop_requested();
+}
+
 /* The supervisor of this database looks again, or is started to do so. */
 static void
 wake_supervisor(void)

@@ -163,7 +163,7 @@ wait_until(TimestampTz until, RsWorkerState state, uint32 wait_event)
 {
 	long timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
 
-	if (timeout > 0)
+	if (timeout > 0 && !rs_wake_pending())
 	{
 		rs_stats_state(state);
 		pgstat_report_activity(STATE_IDLE, NULL);
