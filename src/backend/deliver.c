@@ -72,7 +72,6 @@ static void
 handle(RsWork *work)
 {
 	RsEngine *engine = work->engine;
-	MemoryContext save_context = CurrentMemoryContext;
 	ResourceOwner save_owner = CurrentResourceOwner;
 	ErrorContextCallback callback = {.callback = handler_error_context, .arg = work};
 
@@ -120,7 +119,7 @@ handle(RsWork *work)
 		ReleaseCurrentSubTransaction();
 		CurrentResourceOwner = save_owner;
 	}
-	MemoryContextSwitchTo(save_context);
+	MemoryContextSwitchTo(engine->delivery_context);
 }
 
 /*
@@ -128,7 +127,7 @@ handle(RsWork *work)
  * Called with the savepoint released (an ack) or open (anything else).
  */
 static void
-finish(RsWork *work, MemoryContext outer_context, ResourceOwner outer_owner)
+finish(RsWork *work, ResourceOwner outer_owner)
 {
 	RsEngine *engine = work->engine;
 	const RsSubscription *subscription = engine->subscription;
@@ -151,7 +150,7 @@ finish(RsWork *work, MemoryContext outer_context, ResourceOwner outer_owner)
 			case RS_STEP_ROLLBACK_TO:
 				rs_trace_step(engine, *step, "");
 				RollbackAndReleaseCurrentSubTransaction();
-				MemoryContextSwitchTo(outer_context);
+				MemoryContextSwitchTo(engine->delivery_context);
 				CurrentResourceOwner = outer_owner;
 				RS_FAILPOINT("after_rollback_to");
 				break;
@@ -190,7 +189,6 @@ static RsProgress
 deliver_one(RsWork *work)
 {
 	RsEngine *engine = work->engine;
-	MemoryContext outer_context = CurrentMemoryContext;
 	ResourceOwner outer_owner = CurrentResourceOwner;
 	bool claimed;
 
@@ -216,7 +214,6 @@ deliver_one(RsWork *work)
 
 	rs_stats_delivery_begin(&work->delivery);
 	rs_stats_state(RS_WORKER_DELIVERING);
-	MemoryContextSwitchTo(outer_context);
 	handle(work);
 	/*
 	 * What cannot be left to the savepoint: raised again outside it, so that
@@ -226,8 +223,7 @@ deliver_one(RsWork *work)
 		(rs_is_transient(work->error) ||
 		 (work->error->sqlerrcode == ERRCODE_QUERY_CANCELED && engine->session->rethrows_cancel)))
 		ReThrowError(work->error);
-	MemoryContextSwitchTo(engine->delivery_context);
-	finish(work, outer_context, outer_owner);
+	finish(work, outer_owner);
 	return RS_PROGRESS_DELIVERED;
 }
 

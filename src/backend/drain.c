@@ -100,6 +100,7 @@ static SPIPlanPtr session_state_plan;
 static uint64
 read_session_state(void)
 {
+	MemoryContext save_context = CurrentMemoryContext;
 	int rc;
 
 	PushActiveSnapshot(GetTransactionSnapshot());
@@ -114,6 +115,8 @@ read_session_state(void)
 	}
 	rc = SPI_execute_plan(session_state_plan, NULL, NULL, false, 0);
 	PopActiveSnapshot();
+	/* SPI leaves us in its own memory. */
+	MemoryContextSwitchTo(save_context);
 	if (rc != SPI_OK_SELECT)
 		elog(ERROR, "could not read the session's state: %s", SPI_result_code_string(rc));
 	return SPI_processed;

@@ -205,6 +205,7 @@ prepare(RsPlans *plans, rs_operation operation, int index)
 int64
 rs_query(RsPlans *plans, rs_operation operation, const RsValues *values)
 {
+	MemoryContext save_context = CurrentMemoryContext;
 	int64 processed = -1;
 
 	if (plans->count[operation] < 0)
@@ -254,6 +255,8 @@ rs_query(RsPlans *plans, rs_operation operation, const RsValues *values)
 			break;
 	}
 
+	/* SPI leaves us in its own memory. */
+	MemoryContextSwitchTo(save_context);
 	return processed;
 }
 

@@ -63,6 +63,7 @@ rs_failure_record(const RsSubscription *subscription, const RsDelivery *delivery
 						  TEXTOID,        TEXTOID, TEXTOID, TEXTOID, TEXTOID};
 	Datum values[lengthof(types)];
 	char nulls[lengthof(types)];
+	MemoryContext save_context = CurrentMemoryContext;
 	Oid save_userid;
 	int save_sec_context;
 	int rc;
@@ -97,6 +98,8 @@ rs_failure_record(const RsSubscription *subscription, const RsDelivery *delivery
 		elog(ERROR, "could not record a failure: %s", SPI_result_code_string(rc));
 	PopActiveSnapshot();
 	SetUserIdAndSecContext(save_userid, save_sec_context);
+	/* SPI leaves us in its own memory. */
+	MemoryContextSwitchTo(save_context);
 }
 
 void
