@@ -60,6 +60,7 @@ typedef struct RsQueue
 	AttrNumber attnum[RS_ROLE_COUNT]; /* 0: no column plays the role */
 	Oid type[RS_ROLE_COUNT];          /* the column's type; InvalidOid if none */
 	Oid row_type;
+	bool wake; /* a trigger tells us of inserts */
 } RsQueue;
 
 /* What the handler takes as its first argument. */

@@ -394,6 +394,7 @@ rs_queue_bind(const RsRow *row, RsQueue *queue)
 	Relation relation;
 
 	describe(row, queue);
+	queue->wake = DatumGetBool(rs_row_get(row, RS_QUEUE_WAKE));
 
 	/* First watch, then look: a change after the look is heard of. */
 	rs_watch_relation(queue->relid);

@@ -66,8 +66,8 @@ id_as_text(Datum id, Oid type)
  * It must not miss a row that has come to stand before that one, so:
  *
  * - only an ended row is a mark: after any other outcome, and when the
- *	 delivery has itself inserted into the queue, the next claim looks from the
- *	 beginning;
+ *	 delivery has itself inserted into the queue (or may have: there is no trigger to
+ *	 tell), the next claim looks from the beginning;
  * - a mark lasts ten times as long as the last claim from the beginning took,
  *	 usually a fraction of a millisecond, so that what others insert, delay or
  *	 release before it is seen as late as that and no later, while looking from

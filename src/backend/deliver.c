@@ -141,7 +141,7 @@ finish(RsWork *work, ResourceOwner outer_owner)
 
 	work->stage = RS_STAGE_SETTLE;
 	if (settlement.lacks_dead_letter)
-		work->error = rs_lacking_dead_letter(engine);
+		work->error = rs_lacking_dead_letter(engine, work->answer.reason);
 
 	for (const rs_step *step = settlement.steps; *step != RS_STEP_END; step++)
 	{
@@ -169,7 +169,8 @@ finish(RsWork *work, ResourceOwner outer_owner)
 		}
 	}
 
-	if (settlement.operation == RS_OP_ACK && !inserted && !work->delivery.was_delayed)
+	if (settlement.operation == RS_OP_ACK && subscription->queue.wake && !inserted &&
+		!work->delivery.was_delayed)
 		rs_claim_mark(engine, &work->delivery);
 	rs_forget_transient_failures(engine);
 	rs_warn_of_lacks(engine, &settlement, &work->delivery);
@@ -233,6 +234,7 @@ rs_deliver(RsEngine *engine)
 	RsWork work = {.engine = engine};
 	volatile RsProgress progress = RS_PROGRESS_QUIET;
 	volatile bool lost = false;
+	ErrorData *error;
 
 	MemoryContextReset(engine->delivery_context);
 	rs_stats_state(RS_WORKER_CLAIMING);
@@ -245,8 +247,12 @@ rs_deliver(RsEngine *engine)
 	PG_CATCH();
 	{
 		MemoryContextSwitchTo(engine->delivery_context);
-		work.error = CopyErrorData();
+		error = CopyErrorData();
 		FlushErrorState();
+		/* Where a failure could not be settled, both are worth knowing. */
+		if (work.error != NULL && work.stage == RS_STAGE_SETTLE && error->detail == NULL)
+			error->detail = psprintf("The delivery had failed before: %s", work.error->message);
+		work.error = error;
 		rs_engine_rollback(engine);
 		lost = true;
 	}

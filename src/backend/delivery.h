@@ -77,7 +77,7 @@ extern void rs_settle_delivery(RsEngine *engine, const RsDelivery *delivery,
 							   const rs_settlement *settlement, int64 given_delay);
 
 /* The failure of a delivery whose handler asks for a dead letter without one. */
-extern ErrorData *rs_lacking_dead_letter(const RsEngine *engine);
+extern ErrorData *rs_lacking_dead_letter(const RsEngine *engine, const char *reason);
 
 /*
  * Write into the history what went wrong, or the reason that the handler gave

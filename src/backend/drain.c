@@ -286,6 +286,14 @@ deliver_all(RsEngine *engine, int64 limit)
 	}
 }
 
+static void
+refuse_caller(const char *name, const char *owner)
+{
+	ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			errmsg("subscription \"%s\" can be drained by its owner only", name),
+			owner != NULL ? errhint("Connect as role \"%s\", without SET ROLE.", owner) : 0);
+}
+
 /*
  * Only the owner itself, as session user and as current user: the handler runs
  * with this session's rights, and SET ROLE inside a superuser's session would
@@ -295,10 +303,7 @@ static void
 check_caller(const RsSubscription *subscription)
 {
 	if (GetSessionUserId() != subscription->owner || GetUserId() != subscription->owner)
-		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				errmsg("subscription \"%s\" can be drained by its owner only", subscription->name),
-				errhint("Connect as role \"%s\", without SET ROLE.",
-						GetUserNameFromId(subscription->owner, false)));
+		refuse_caller(subscription->name, GetUserNameFromId(subscription->owner, false));
 	if (subscription->paused || subscription->copied)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				subscription->paused ? errmsg("subscription \"%s\" is paused", subscription->name)
@@ -327,6 +332,7 @@ rs_sql_drain(PG_FUNCTION_ARGS)
 	int64 limit = PG_ARGISNULL(1) ? -1 : PG_GETARG_INT64(1);
 	RsSubscription *subscription;
 	RsEngine engine;
+	char *name;
 	int32 id;
 
 	if (is_atomic(fcinfo))
@@ -341,7 +347,11 @@ rs_sql_drain(PG_FUNCTION_ARGS)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("max_deliveries must not be negative"));
 
-	id = rs_subscription_id(text_to_cstring(PG_GETARG_TEXT_PP(0)), false);
+	name = text_to_cstring(PG_GETARG_TEXT_PP(0));
+	id = rs_subscription_id(name, false);
+	/* Before the load, whose errors are nobody else's to see. */
+	if (rs_subscription_visibility(id) != RS_SEES_ALL)
+		refuse_caller(name, NULL);
 	subscription = rs_subscription_load(id, false, CurrentMemoryContext);
 	check_caller(subscription);
 	MemoryContextDelete(subscription->context);

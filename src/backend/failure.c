@@ -14,12 +14,16 @@
 #include "backend/backend.h"
 
 #include "catalog/pg_type_d.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
 #include "utils/snapmgr.h"
 
 /* How many failures of a subscription are kept; CppAsString2 below needs a literal. */
 #define RS_FAILURES_KEPT 1000
+
+/* No text of a failure is kept beyond this: the history is bounded in bytes, too. */
+#define RS_FAILURE_TEXT_BYTES 8192
 
 /* The owner's statement, prepared once a backend. */
 static SPIPlanPtr insert_plan;
@@ -48,11 +52,22 @@ static const char prune_text[] =
 						  "WHERE f.subscription_id OPERATOR(pg_catalog.=) c.subscription_id "
 						  "  AND (f.id OPERATOR(pg_catalog.<=) c.cut OR NOT c.known)";
 
+/* A text for the history, clipped at a character's boundary. */
+static Datum
+clipped_text(const char *text)
+{
+	int length = strlen(text);
+
+	if (length > RS_FAILURE_TEXT_BYTES)
+		length = pg_mbcliplen(text, length, RS_FAILURE_TEXT_BYTES);
+	return PointerGetDatum(cstring_to_text_with_len(text, length));
+}
+
 static Datum
 optional_text(const char *text, char *null)
 {
 	*null = text == NULL ? 'n' : ' ';
-	return text == NULL ? (Datum) 0 : CStringGetTextDatum(text);
+	return text == NULL ? (Datum) 0 : clipped_text(text);
 }
 
 void
@@ -76,7 +91,7 @@ rs_failure_record(const RsSubscription *subscription, const RsDelivery *delivery
 	values[4] = CStringGetTextDatum(delivery->id_text);
 	values[5] = Int64GetDatum(delivery->attempt);
 	values[6] = CStringGetTextDatum(unpack_sql_state(error->sqlerrcode));
-	values[7] = CStringGetTextDatum(error->message ? error->message : "");
+	values[7] = clipped_text(error->message ? error->message : "");
 	values[8] = optional_text(error->detail, &nulls[8]);
 	values[9] = optional_text(error->hint, &nulls[9]);
 	values[10] = optional_text(error->context, &nulls[10]);

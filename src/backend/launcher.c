@@ -90,6 +90,9 @@ rs_process_signals(void)
 	pqsignal(SIGINT, SIG_IGN);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
+
+	/* A reload since the process was forked has been ignored. */
+	ConfigReloadPending = true;
 }
 
 void

@@ -59,7 +59,7 @@ rs_settle_delivery(RsEngine *engine, const RsDelivery *delivery, const rs_settle
 }
 
 ErrorData *
-rs_lacking_dead_letter(const RsEngine *engine)
+rs_lacking_dead_letter(const RsEngine *engine, const char *reason)
 {
 	MemoryContext save = MemoryContextSwitchTo(engine->delivery_context);
 	ErrorData *error = palloc0(sizeof(ErrorData));
@@ -67,6 +67,8 @@ rs_lacking_dead_letter(const RsEngine *engine)
 	error->sqlerrcode = ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
 	error->message = psprintf("the handler answered dead_letter, but subscription \"%s\" has none",
 							  engine->subscription->name);
+	if (reason != NULL)
+		error->detail = psprintf("Its reason: %s", reason);
 	error->hint = psprintf("ruststream.alter_subscription(%s, dead_letter => ..) gives it one.",
 						   quote_literal_cstr(engine->subscription->name));
 	MemoryContextSwitchTo(save);

@@ -84,9 +84,13 @@ tries_again(rs_outcome outcome)
 	return outcome == RS_OUTCOME_RETRY || outcome == RS_OUTCOME_RETRY_AFTER;
 }
 
-/* What is asked for, before the table and the cap have their say. */
+/*
+ * What is asked for, before the table and the cap have their say.  A row whose
+ * settlement failed is tried again whatever the error policy says: its handler
+ * has not failed, and nothing it did is left.
+ */
 static rs_outcome
-wanted_outcome(const rs_policy *policy, rs_cause cause, rs_outcome answer)
+wanted_outcome(const rs_table *table, const rs_policy *policy, rs_cause cause, rs_outcome answer)
 {
 	switch (cause)
 	{
@@ -94,8 +98,9 @@ wanted_outcome(const rs_policy *policy, rs_cause cause, rs_outcome answer)
 			return answer;
 		case RS_CAUSE_DECODE_ERROR:
 			return policy->on_decode_error;
-		case RS_CAUSE_ERROR:
 		case RS_CAUSE_SETTLE_ERROR:
+			return rs_default_on_error(table);
+		case RS_CAUSE_ERROR:
 			break;
 	}
 	return policy->on_error;
@@ -127,7 +132,7 @@ rs_settlement
 rs_settle(const rs_table *table, const rs_policy *policy, rs_cause cause, rs_outcome answer,
 		  bool has_answer_delay, int64_t attempt)
 {
-	rs_settlement result = {.outcome = wanted_outcome(policy, cause, answer)};
+	rs_settlement result = {.outcome = wanted_outcome(table, policy, cause, answer)};
 	rs_form form = rs_table_form(table);
 	bool is_answer = cause == RS_CAUSE_ANSWER;
 
