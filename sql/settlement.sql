@@ -167,9 +167,26 @@ SELECT ruststream.alter_subscription('settlement', retry_delay => '1 ms');
 CREATE FUNCTION raise_at_first() RETURNS trigger
 LANGUAGE plpgsql AS $$ BEGIN IF OLD.attempt < 3 THEN RAISE EXCEPTION 'too early'; END IF; RETURN OLD; END $$;
 CREATE TRIGGER t BEFORE DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION raise_at_first();
-SELECT ruststream.alter_subscription('settlement', on_error => 'retry');
+CREATE PROCEDURE drain_until_empty()
+LANGUAGE plpgsql AS $$
+BEGIN
+	WHILE EXISTS (SELECT FROM rs_settlement.jobs) LOOP
+		CALL ruststream.drain('settlement');
+	END LOOP;
+END $$;
 RESET ruststream.trace;
-CALL try('{"do": "ack"}', NULL);
+-- whatever the error policy is, for the handler has not failed
+SELECT ruststream.alter_subscription('settlement', on_error => 'retry');
+CALL try('{"do": "ack"}');
+CALL drain_until_empty();
+SELECT * FROM effect;
+SELECT ruststream.alter_subscription('settlement', on_error => 'discard');
+CALL try('{"do": "ack"}');
+CALL drain_until_empty();
+SELECT * FROM effect;
+SELECT ruststream.alter_subscription('settlement', on_error => 'dead_letter');
+CALL try('{"do": "ack"}');
+CALL drain_until_empty();
 SELECT * FROM effect;
 DROP TRIGGER t ON jobs;
 

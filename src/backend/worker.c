@@ -231,12 +231,17 @@ rs_worker_main(Datum arg)
 	/* The server has ignored a reload since it forked us. */
 	ConfigReloadPending = true;
 
+	/*
+	 * First the slot: a worker that was told to leave while it was starting
+	 * never connects, and one that leaves is gone from the database before it
+	 * gives the slot back.
+	 */
+	if (!rs_slot_attach(&args))
+		proc_exit(0);
 #if PG_VERSION_NUM >= 170000
 	flags |= BGWORKER_BYPASS_ROLELOGINCHECK;
 #endif
 	BackgroundWorkerInitializeConnectionByOid(args.database, args.owner, flags);
-	if (!rs_slot_attach(&args))
-		proc_exit(0);
 
 	rs_engine_init(
 		&engine, &worker_session, args.subscription,
@@ -256,10 +261,10 @@ rs_worker_main(Datum arg)
 
 			delivering = false;
 			cancelled = error->sqlerrcode == ERRCODE_QUERY_CANCELED;
+			EmitErrorReport();
+			AbortOutOfAnyTransaction();
 			if (!cancelled)
 				rs_stats_broken(args.subscription, error->message);
-			AbortOutOfAnyTransaction();
-			EmitErrorReport();
 			FlushErrorState();
 			FreeErrorData(error);
 			MemoryContextSwitchTo(save);
