@@ -400,14 +400,23 @@ rs_sql_counters(PG_FUNCTION_ARGS)
 		bool nulls[COUNTERS_COLUMNS] = {false};
 		char reason[RS_REASON_BYTES];
 		int column = 0;
+		int32 subscription = 0;
 		int workers = 0;
+		RsVisibility seen;
 		bool present;
+		bool is_broken = false;
+
+		/* A first look without the lock, for most are free or another database's. */
+		if (counters->database != MyDatabaseId)
+			continue;
 
 		/* The lock covers no allocation; the tuple is formed without it. */
 		LWLockAcquire(rs_shared->lock, LW_SHARED);
 		present = (counters->database == MyDatabaseId);
 		if (present)
 		{
+			subscription = counters->subscription;
+			is_broken = counters->problem[0] == '\0' && counters->broken[0] != '\0';
 			for (int j = 0; j < rs_shared->worker_slots; j++)
 			{
 				RsSlot *slot = &rs_shared->slot[j];
@@ -418,13 +427,20 @@ rs_sql_counters(PG_FUNCTION_ARGS)
 			}
 			strlcpy(reason, counters->problem[0] != '\0' ? counters->problem : counters->broken,
 					RS_REASON_BYTES);
-			values[column++] = Int32GetDatum(counters->subscription);
-			values[column++] = Int32GetDatum(workers);
 		}
 		LWLockRelease(rs_shared->lock);
 		if (!present)
 			continue;
 
+		/* Everybody may call us: figures for pg_monitor, texts for members of the owner. */
+		seen = rs_subscription_visibility(subscription);
+		if (seen == RS_SEES_NOTHING)
+			continue;
+		if (is_broken && seen != RS_SEES_ALL)
+			strlcpy(reason, "not shown", RS_REASON_BYTES);
+
+		values[column++] = Int32GetDatum(subscription);
+		values[column++] = Int32GetDatum(workers);
 		for (int j = 0; j < RS_COUNTER_COUNT; j++)
 			values[column++] = Int64GetDatum((int64) pg_atomic_read_u64(&counters->count[j]));
 		values[column++] = Float8GetDatum(read_rate(counters, now));
@@ -451,10 +467,14 @@ rs_sql_workers(PG_FUNCTION_ARGS)
 	for (int i = 0; i < rs_shared->slots; i++)
 	{
 		RsSlot slot;
+		RsVisibility seen;
 		Datum values[WORKERS_COLUMNS];
 		bool nulls[WORKERS_COLUMNS] = {false};
 
 		if (!read_slot(&rs_shared->slot[i], &slot))
+			continue;
+		seen = rs_subscription_visibility(slot.subscription);
+		if (seen == RS_SEES_NOTHING)
 			continue;
 
 		values[0] = Int32GetDatum(slot.pid);
@@ -464,6 +484,7 @@ rs_sql_workers(PG_FUNCTION_ARGS)
 		if (slot.delivering)
 		{
 			values[4] = CStringGetTextDatum(slot.id);
+			nulls[4] = seen != RS_SEES_ALL;
 			values[5] = Int64GetDatum(slot.attempt);
 			values[6] = TimestampTzGetDatum(slot.delivery_since);
 		}
