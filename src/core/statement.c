@@ -21,6 +21,7 @@
  *	{columns}			what a move carries, separated by commas
  *	{a|b}				a, then b as long as the same hole comes again: the
  *						separator of a list whose items are optional
+ *	{}					nothing: the next {a|b} begins a list of its own
  *	:id, :group, ..		a parameter, rendered $1, $2, .. by first use
  *	[role:text]			text, where the table has the role
  *	[!role:text]		text, where it has not; neither nests
@@ -42,10 +43,6 @@
 #define READ_GROUP "[group:" WHERE " ruststream_row.{group} OPERATOR(pg_catalog.=) :group]"
 #define UNPROCESSED "[processed_at:" WHERE " ruststream_row.{processed_at} IS NULL]"
 #define THIS_ROW WHERE " ruststream_row.{id} OPERATOR(pg_catalog.=) :id"
-#define DUE                                                                                        \
-	"[retry_after:" WHERE " (ruststream_row.{retry_after} IS NULL"                                 \
-	" OR ruststream_row.{retry_after} OPERATOR(pg_catalog.<=) :now)]"
-
 /* The order of the index that rs_index_render makes, group aside. */
 #define CLAIM_ORDER                                                                                \
 	" ORDER BY[priority: ruststream_row.{priority} NULLS FIRST,]"                                  \
@@ -59,13 +56,64 @@
  * Headers are not cast: jsonb refuses what json lets pass, and a row must not
  * be able to break the claim that finds it.
  */
-#define CLAIM(carried, which)                                                                      \
+#define FIND(carried, which)                                                                       \
 	"SELECT ruststream_row.{id}, [attempt:" ATTEMPT "][!attempt:1]::pg_catalog.int8, "             \
 	"[headers:ruststream_row.{headers}][!headers:NULL::pg_catalog.jsonb], " carried                \
 	", [priority:ruststream_row.{priority}][!priority:NULL]::pg_catalog.int8"                      \
 	", [retry_after:ruststream_row.{retry_after}][!retry_after:NULL::pg_catalog.timestamptz]"      \
-	" FROM {table} AS ruststream_row" READ_GROUP UNPROCESSED which CLAIM_ORDER                     \
+	" FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED which CLAIM_ORDER                   \
 	" LIMIT :limit FOR UPDATE SKIP LOCKED"
+
+/*
+ * A claim looks into one range of the index after the other, in claim order:
+ * for each priority the rows without a delay, then those whose delay is over.
+ * One scan that filters would read every row that waits, on each claim that
+ * finds nothing else: a million scheduled tasks would cost a second a poll.
+ * The ranges are read one by one, and no further than the limit.
+ */
+#define UNDELAYED WHERE " ruststream_row.{retry_after} IS NULL"
+#define COME_DUE WHERE " ruststream_row.{retry_after} OPERATOR(pg_catalog.<=) :now"
+#define OF_LEVEL WHERE " ruststream_row.{priority} OPERATOR(pg_catalog.=) ruststream_level.priority"
+
+#define FIND_BY_DELAY(carried, which)                                                              \
+	"SELECT * FROM (" FIND(                                                                        \
+		carried, which UNDELAYED) ") AS ruststream_undelayed"                                      \
+								  " UNION ALL SELECT * FROM (" FIND(                               \
+									  carried, which COME_DUE) ") AS ruststream_come_due"
+
+/* The lowest of the priorities that are left, by one step down the index. */
+#define LEVEL(above)                                                                               \
+	"SELECT ruststream_row.{priority} FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED     \
+		above " ORDER BY ruststream_row.{priority} NULLS FIRST LIMIT 1"
+
+#define LEVELS                                                                                     \
+	"WITH RECURSIVE ruststream_level (priority) AS ((" LEVEL(                                      \
+		WHERE                                                                                      \
+		" ruststream_row.{priority} IS NOT NULL") ") UNION ALL SELECT (" LEVEL(WHERE               \
+																			   " ruststream_row.{" \
+																			   "priority} "        \
+																			   "OPERATOR(pg_"      \
+																			   "catalog.>) "       \
+																			   "ruststream_level." \
+																			   "priority") ") "    \
+																						   "FROM " \
+																						   "rusts" \
+																						   "tream" \
+																						   "_leve" \
+																						   "l "    \
+																						   "WHERE" \
+																						   " rust" \
+																						   "strea" \
+																						   "m_"    \
+																						   "level" \
+																						   ".prio" \
+																						   "rity " \
+																						   "IS "   \
+																						   "NOT "  \
+																						   "NULL)" \
+																						   " "
+#define OF_EACH_LEVEL                                                                              \
+	" UNION ALL SELECT ruststream_found.* FROM ruststream_level CROSS JOIN LATERAL ("
 
 /*
  * The rows behind one that was claimed last, of its priority and without a
@@ -88,22 +136,23 @@ typedef struct catalogue_entry
 
 static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	/*
+	 * Without retry_after:
+	 *
 	 * SELECT ruststream_row."id", COALESCE(ruststream_row."attempt", 1)::pg_catalog.int8,
 	 *     ruststream_row."headers", ruststream_row,
-	 *     ruststream_row."priority"::pg_catalog.int8, ruststream_row."retry_after"
+	 *     ruststream_row."priority"::pg_catalog.int8, NULL::pg_catalog.timestamptz
 	 * FROM "schema"."table" AS ruststream_row
 	 * WHERE ruststream_row."group" OPERATOR(pg_catalog.=) :group
 	 *     AND ruststream_row."processed_at" IS NULL
-	 *     AND (ruststream_row."retry_after" IS NULL
-	 *         OR ruststream_row."retry_after" OPERATOR(pg_catalog.<=) :now)
-	 * ORDER BY ruststream_row."priority" NULLS FIRST,
-	 *     ruststream_row."retry_after" NULLS FIRST, ruststream_row."id"
+	 * ORDER BY ruststream_row."priority" NULLS FIRST, ruststream_row."id"
 	 * LIMIT :limit FOR UPDATE SKIP LOCKED
+	 *
+	 * With it, see claims below.
 	 */
-	[RS_OP_CLAIM_ROW] = {.statements = {CLAIM("ruststream_row", DUE)}},
+	[RS_OP_CLAIM_ROW] = {.statements = {FIND("ruststream_row", "")}},
 
 	/* The same, with ruststream_row."payload" in place of the row. */
-	[RS_OP_CLAIM_PAYLOAD] = {.statements = {CLAIM("ruststream_row.{payload}", DUE)},
+	[RS_OP_CLAIM_PAYLOAD] = {.statements = {FIND("ruststream_row.{payload}", "")},
 							 .needs = RS_ROLE_PAYLOAD},
 
 	/*
@@ -120,15 +169,14 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 *
 	 *     AND ruststream_row."priority" OPERATOR(pg_catalog.=) :priority
 	 */
-	[RS_OP_CLAIM_ROW_BEHIND] = {.statements = {CLAIM("ruststream_row", OF_NO_PRIORITY BEHIND)}},
-	[RS_OP_CLAIM_ROW_BEHIND_PRIORITY] = {.statements = {CLAIM("ruststream_row",
-															  OF_PRIORITY BEHIND)},
+	[RS_OP_CLAIM_ROW_BEHIND] = {.statements = {FIND("ruststream_row", OF_NO_PRIORITY BEHIND)}},
+	[RS_OP_CLAIM_ROW_BEHIND_PRIORITY] = {.statements = {FIND("ruststream_row", OF_PRIORITY BEHIND)},
 										 .needs = RS_ROLE_PRIORITY},
-	[RS_OP_CLAIM_PAYLOAD_BEHIND] = {.statements = {CLAIM("ruststream_row.{payload}",
-														 OF_NO_PRIORITY BEHIND)},
+	[RS_OP_CLAIM_PAYLOAD_BEHIND] = {.statements = {FIND("ruststream_row.{payload}",
+														OF_NO_PRIORITY BEHIND)},
 									.needs = RS_ROLE_PAYLOAD},
-	[RS_OP_CLAIM_PAYLOAD_BEHIND_PRIORITY] = {.statements = {CLAIM("ruststream_row.{payload}",
-																  OF_PRIORITY BEHIND)},
+	[RS_OP_CLAIM_PAYLOAD_BEHIND_PRIORITY] = {.statements = {FIND("ruststream_row.{payload}",
+																 OF_PRIORITY BEHIND)},
 											 .needs = RS_ROLE_PRIORITY},
 
 	/*
@@ -316,14 +364,56 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 };
 
 /*
+ * The claims of a table with retry_after; .. is the claim above, with the
+ * condition and the rest of its order and limit.
+ *
+ * SELECT * FROM (.. ruststream_row."retry_after" IS NULL ..) AS ruststream_undelayed
+ * UNION ALL SELECT * FROM (.. ruststream_row."retry_after" OPERATOR(pg_catalog.<=) :now ..)
+ *     AS ruststream_come_due
+ * LIMIT :limit
+ *
+ * and with priority as well
+ *
+ * WITH RECURSIVE ruststream_level (priority) AS (
+ *     (SELECT ruststream_row."priority" FROM .. WHERE .. AND ruststream_row."priority" IS NOT NULL
+ *      ORDER BY ruststream_row."priority" NULLS FIRST LIMIT 1)
+ *     UNION ALL SELECT (SELECT .. AND ruststream_row."priority" OPERATOR(pg_catalog.>)
+ *                              ruststream_level.priority ..)
+ *     FROM ruststream_level WHERE ruststream_level.priority IS NOT NULL)
+ * .. the two ranges of "priority" IS NULL, as above ..
+ * UNION ALL SELECT ruststream_found.* FROM ruststream_level CROSS JOIN LATERAL (
+ *     .. the two ranges of "priority" OPERATOR(pg_catalog.=) ruststream_level.priority ..
+ *     LIMIT :limit) AS ruststream_found
+ * WHERE ruststream_level.priority IS NOT NULL
+ * LIMIT :limit
+ */
+#define BY_DELAY(carried)                                                                          \
+	{                                                                                              \
+		FIND_BY_DELAY(carried, ""), " LIMIT :limit", NULL                                          \
+	}
+#define BY_LEVEL(carried)                                                                          \
+	{                                                                                              \
+		LEVELS, FIND_BY_DELAY(carried, OF_NO_PRIORITY), OF_EACH_LEVEL,                             \
+			FIND_BY_DELAY(carried, OF_LEVEL),                                                      \
+			" LIMIT :limit) AS ruststream_found WHERE ruststream_level.priority IS NOT NULL "      \
+			"LIMIT :limit",                                                                        \
+			NULL                                                                                   \
+	}
+
+static const char *const postgresql_claim_row_by_delay[] = BY_DELAY("ruststream_row");
+static const char *const postgresql_claim_payload_by_delay[] = BY_DELAY("ruststream_row.{payload}");
+static const char *const postgresql_claim_row_by_level[] = BY_LEVEL("ruststream_row");
+static const char *const postgresql_claim_payload_by_level[] = BY_LEVEL("ruststream_row.{payload}");
+
+/*
  * INSERT INTO "schema"."table" AS ruststream_row DEFAULT VALUES
  * RETURNING ruststream_row."id"::pg_catalog.text
  *
  * An empty list of columns is not SQL.
  */
-static const char postgresql_publish_defaults[] =
-	"INSERT INTO {into} AS ruststream_row DEFAULT VALUES"
-	" RETURNING ruststream_row.{id}::pg_catalog.text";
+static const char *const postgresql_publish_defaults[] = {
+	"INSERT INTO {into} AS ruststream_row DEFAULT VALUES",
+	" RETURNING ruststream_row.{id}::pg_catalog.text", NULL};
 
 /*
  * CREATE INDEX ON "schema"."table" ("group", "priority" NULLS FIRST,
@@ -338,12 +428,21 @@ static const char postgresql_claim_index[] =
 typedef struct catalogue
 {
 	const catalogue_entry *operations;
-	const char *publish_defaults;
+	/* Instead of the above, for some tables; in pieces, for C limits a string's length. */
+	const char *const *claim_row_by_delay;
+	const char *const *claim_payload_by_delay;
+	const char *const *claim_row_by_level;
+	const char *const *claim_payload_by_level;
+	const char *const *publish_defaults;
 	const char *claim_index;
 } catalogue;
 
 static const catalogue catalogues[RS_DIALECT_COUNT] = {
 	[RS_DIALECT_POSTGRESQL] = {.operations = postgresql_operations,
+							   .claim_row_by_delay = postgresql_claim_row_by_delay,
+							   .claim_payload_by_delay = postgresql_claim_payload_by_delay,
+							   .claim_row_by_level = postgresql_claim_row_by_level,
+							   .claim_payload_by_level = postgresql_claim_payload_by_level,
 							   .publish_defaults = postgresql_publish_defaults,
 							   .claim_index = postgresql_claim_index},
 };
@@ -479,7 +578,9 @@ put_hole(rendering *out, const char *hole)
 	const char *bar = strchr(hole, '|');
 	size_t length = (size_t) (end - hole);
 
-	if (bar != NULL && bar < end)
+	if (length == 0)
+		out->separator_length = 0;
+	else if (bar != NULL && bar < end)
 		put_separator(out, hole, bar, length);
 	else if (is_word(hole, length, "table"))
 	{
@@ -549,13 +650,15 @@ put_template(rendering *out, const char *cursor)
 	}
 }
 
+/* Render a template that is given in pieces, the last one being NULL. */
 static rs_statement
-render(const rs_table *table, const rs_destination *destination, const char *statement_template,
+render(const rs_table *table, const rs_destination *destination, const char *const *pieces,
 	   char *buffer, size_t size)
 {
 	rendering out = {.table = table, .destination = destination, .buffer = buffer, .size = size};
 
-	put_template(&out, statement_template);
+	for (; *pieces != NULL; pieces++)
+		put_template(&out, *pieces);
 	if (size > 0)
 		buffer[out.statement.length < size ? out.statement.length : size - 1] = '\0';
 	return out.statement;
@@ -586,25 +689,44 @@ publishes_columns(const rs_table *table)
 		   table->column[RS_ROLE_PAYLOAD] != NULL;
 }
 
+/* What stands in for an operation's statement where the table wants another; else NULL. */
+static const char *const *
+variant_for(const catalogue *from, rs_operation operation, const rs_table *table)
+{
+	bool has_priority = table->column[RS_ROLE_PRIORITY] != NULL;
+
+	if (operation == RS_OP_PUBLISH && !publishes_columns(table))
+		return from->publish_defaults;
+	if (table->column[RS_ROLE_RETRY_AFTER] == NULL)
+		return NULL;
+	if (operation == RS_OP_CLAIM_ROW)
+		return has_priority ? from->claim_row_by_level : from->claim_row_by_delay;
+	if (operation == RS_OP_CLAIM_PAYLOAD)
+		return has_priority ? from->claim_payload_by_level : from->claim_payload_by_delay;
+	return NULL;
+}
+
 rs_statement
 rs_statement_render(rs_dialect dialect, rs_operation operation, int index, const rs_table *table,
 					const rs_destination *destination, char *buffer, size_t size)
 {
-	const char *statement_template = "";
+	const char *const *variant;
+	const char *pieces[] = {NULL, NULL};
 
-	if (index >= 0 && index < rs_statement_count(dialect, operation, table))
-	{
-		statement_template = catalogues[dialect].operations[operation].statements[index];
-		if (operation == RS_OP_PUBLISH && !publishes_columns(table))
-			statement_template = catalogues[dialect].publish_defaults;
-	}
-	return render(table, destination, statement_template, buffer, size);
+	if (index < 0 || index >= rs_statement_count(dialect, operation, table))
+		return render(table, destination, pieces, buffer, size);
+
+	variant = variant_for(&catalogues[dialect], operation, table);
+	pieces[0] = catalogues[dialect].operations[operation].statements[index];
+	return render(table, destination, variant != NULL ? variant : pieces, buffer, size);
 }
 
 rs_statement
 rs_index_render(rs_dialect dialect, const rs_table *table, char *buffer, size_t size)
 {
-	return render(table, NULL, catalogues[dialect].claim_index, buffer, size);
+	const char *pieces[] = {catalogues[dialect].claim_index, NULL};
+
+	return render(table, NULL, pieces, buffer, size);
 }
 
 int
