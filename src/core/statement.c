@@ -6,28 +6,11 @@
  *-------------------------------------------------------------------------
  */
 #include "core.h"
-
-#include <string.h>
+#include "template.h"
 
 /*
- * Templates
- * ---------
- *
- *	{id}, {group}, ..	the quoted column of a role, unqualified
- *	{table}				the queue, as FROM, UPDATE and DELETE name it, with ONLY
- *						where the description says so
- *	{into}				the queue, as INSERT and CREATE INDEX name it
- *	{dest}				the dead-letter table
- *	{columns}			what a move carries, separated by commas
- *	{a|b}				a, then b as long as the same hole comes again: the
- *						separator of a list whose items are optional
- *	{}					nothing: the next {a|b} begins a list of its own
- *	:id, :group, ..		a parameter, rendered $1, $2, .. by first use
- *	[role:text]			text, where the table has the role
- *	[!role:text]		text, where it has not; neither nests
- *
- * Rules for what stands in them
- * -----------------------------
+ * Rules for the templates (template.h says how they are written)
+ * --------------------------------------------------------------
  *
  * Nothing may resolve through a user's search_path: operators, functions and
  * types are written with pg_catalog.  The queue's alias is ruststream_row, a
@@ -43,6 +26,7 @@
 #define READ_GROUP "[group:" WHERE " ruststream_row.{group} OPERATOR(pg_catalog.=) :group]"
 #define UNPROCESSED "[processed_at:" WHERE " ruststream_row.{processed_at} IS NULL]"
 #define THIS_ROW WHERE " ruststream_row.{id} OPERATOR(pg_catalog.=) :id"
+
 /* The order of the index that rs_index_render makes, group aside. */
 #define CLAIM_ORDER                                                                                \
 	" ORDER BY[priority: ruststream_row.{priority} NULLS FIRST,]"                                  \
@@ -447,223 +431,6 @@ static const catalogue catalogues[RS_DIALECT_COUNT] = {
 							   .claim_index = postgresql_claim_index},
 };
 
-/* A rendering under way. */
-typedef struct rendering
-{
-	const rs_table *table;
-	const rs_destination *destination;
-	char *buffer;
-	size_t size;
-	rs_statement statement; /* its length may run ahead of size */
-	const char *separator;  /* the last {a|b} hole, to tell its repetition */
-	size_t separator_length;
-} rendering;
-
-static void
-put(rendering *out, const char *text, size_t length)
-{
-	size_t position = out->statement.length;
-
-	if (position < out->size)
-	{
-		size_t room = out->size - position;
-
-		memcpy(out->buffer + position, text, length < room ? length : room);
-	}
-	out->statement.length += length;
-}
-
-static void
-put_text(rendering *out, const char *text)
-{
-	put(out, text, strlen(text));
-}
-
-static void
-put_name(rendering *out, const char *name)
-{
-	put_text(out, "\"");
-	for (; *name != '\0'; name++)
-	{
-		if (*name == '"')
-			put_text(out, "\"");
-		put(out, name, 1);
-	}
-	put_text(out, "\"");
-}
-
-static void
-put_qualified_name(rendering *out, const char *schema, const char *name)
-{
-	put_name(out, schema);
-	put_text(out, ".");
-	put_name(out, name);
-}
-
-static void
-put_destination_columns(rendering *out)
-{
-	for (int i = 0; i < out->destination->column_count; i++)
-	{
-		if (i > 0)
-			put_text(out, ", ");
-		put_name(out, out->destination->columns[i]);
-	}
-}
-
-/* A number from 1 to RS_MAX_PARAMETERS, so of two digits at most. */
-static void
-put_parameter_number(rendering *out, int number)
-{
-	char digits[] = {'$', (char) ('0' + number / 10), (char) ('0' + number % 10)};
-
-	put(out, digits, 1);
-	if (number < 10)
-		put(out, digits + 2, 1);
-	else
-		put(out, digits + 1, 2);
-}
-
-static void
-put_parameter(rendering *out, rs_parameter parameter)
-{
-	rs_statement *statement = &out->statement;
-	int i = 0;
-
-	while (i < statement->parameter_count && statement->parameters[i] != parameter)
-		i++;
-	if (i == statement->parameter_count)
-		statement->parameters[statement->parameter_count++] = parameter;
-	put_parameter_number(out, i + 1);
-}
-
-/* A hole {first|next}; bar points into it. */
-static void
-put_separator(rendering *out, const char *hole, const char *bar, size_t length)
-{
-	bool again = length == out->separator_length && memcmp(hole, out->separator, length) == 0;
-
-	if (again)
-		put(out, bar + 1, (size_t) (hole + length - (bar + 1)));
-	else
-		put(out, hole, (size_t) (bar - hole));
-	out->separator = hole;
-	out->separator_length = length;
-}
-
-static bool
-is_word(const char *text, size_t length, const char *word)
-{
-	return strlen(word) == length && memcmp(text, word, length) == 0;
-}
-
-/* The column that plays the role of this name; NULL where none does. */
-static const char *
-column_of(const rs_table *table, const char *role_name, size_t length)
-{
-	for (int role = 0; role < RS_ROLE_COUNT; role++)
-	{
-		if (is_word(role_name, length, rs_role_word((rs_role) role)))
-			return table->column[role];
-	}
-	return NULL;
-}
-
-/* Put what a hole stands for and return where the template goes on. */
-static const char *
-put_hole(rendering *out, const char *hole)
-{
-	const rs_table *table = out->table;
-	const char *end = strchr(hole, '}');
-	const char *bar = strchr(hole, '|');
-	size_t length = (size_t) (end - hole);
-
-	if (length == 0)
-		out->separator_length = 0;
-	else if (bar != NULL && bar < end)
-		put_separator(out, hole, bar, length);
-	else if (is_word(hole, length, "table"))
-	{
-		if (table->only)
-			put_text(out, "ONLY ");
-		put_qualified_name(out, table->schema, table->name);
-	}
-	else if (is_word(hole, length, "into"))
-		put_qualified_name(out, table->schema, table->name);
-	else if (is_word(hole, length, "dest"))
-		put_qualified_name(out, out->destination->schema, out->destination->name);
-	else if (is_word(hole, length, "columns"))
-		put_destination_columns(out);
-	else
-		put_name(out, column_of(table, hole, length));
-	return end + 1;
-}
-
-/* The same for a parameter; name is behind the colon. */
-static const char *
-put_named_parameter(rendering *out, const char *name)
-{
-	size_t length = 0;
-
-	while ((name[length] >= 'a' && name[length] <= 'z') || name[length] == '_')
-		length++;
-	for (int i = 0; i < RS_PARAM_COUNT; i++)
-	{
-		if (is_word(name, length, rs_parameter_word((rs_parameter) i)))
-			put_parameter(out, (rs_parameter) i);
-	}
-	return name + length;
-}
-
-/* Return where the template goes on: into the conditional text or behind it. */
-static const char *
-enter_condition(const rendering *out, const char *condition)
-{
-	bool wants_role = *condition != '!';
-	const char *role_name = wants_role ? condition : condition + 1;
-	const char *colon = strchr(condition, ':');
-	bool has_role = column_of(out->table, role_name, (size_t) (colon - role_name)) != NULL;
-
-	return has_role == wants_role ? colon + 1 : strchr(colon, ']') + 1;
-}
-
-static void
-put_template(rendering *out, const char *cursor)
-{
-	while (*cursor != '\0')
-	{
-		if (*cursor == '{')
-			cursor = put_hole(out, cursor + 1);
-		else if (*cursor == '[')
-			cursor = enter_condition(out, cursor + 1);
-		else if (*cursor == ']')
-			cursor++; /* the end of conditional text that was entered */
-		else if (cursor[0] == ':' && cursor[1] == ':')
-		{
-			put(out, cursor, 2);
-			cursor += 2;
-		}
-		else if (*cursor == ':')
-			cursor = put_named_parameter(out, cursor + 1);
-		else
-			put(out, cursor++, 1);
-	}
-}
-
-/* Render a template that is given in pieces, the last one being NULL. */
-static rs_statement
-render(const rs_table *table, const rs_destination *destination, const char *const *pieces,
-	   char *buffer, size_t size)
-{
-	rendering out = {.table = table, .destination = destination, .buffer = buffer, .size = size};
-
-	for (; *pieces != NULL; pieces++)
-		put_template(&out, *pieces);
-	if (size > 0)
-		buffer[out.statement.length < size ? out.statement.length : size - 1] = '\0';
-	return out.statement;
-}
-
 int
 rs_statement_count(rs_dialect dialect, rs_operation operation, const rs_table *table)
 {
@@ -714,11 +481,11 @@ rs_statement_render(rs_dialect dialect, rs_operation operation, int index, const
 	const char *pieces[] = {NULL, NULL};
 
 	if (index < 0 || index >= rs_statement_count(dialect, operation, table))
-		return render(table, destination, pieces, buffer, size);
+		return rs_template_render(table, destination, pieces, buffer, size);
 
 	variant = variant_for(&catalogues[dialect], operation, table);
 	pieces[0] = catalogues[dialect].operations[operation].statements[index];
-	return render(table, destination, variant != NULL ? variant : pieces, buffer, size);
+	return rs_template_render(table, destination, variant != NULL ? variant : pieces, buffer, size);
 }
 
 rs_statement
@@ -726,7 +493,7 @@ rs_index_render(rs_dialect dialect, const rs_table *table, char *buffer, size_t 
 {
 	const char *pieces[] = {catalogues[dialect].claim_index, NULL};
 
-	return render(table, NULL, pieces, buffer, size);
+	return rs_template_render(table, NULL, pieces, buffer, size);
 }
 
 int

@@ -1,0 +1,33 @@
+/*-------------------------------------------------------------------------
+ *
+ * template.h
+ *	  The templates that the SQL catalogue is written in.
+ *
+ *	{id}, {group}, ..	the quoted column of a role, unqualified
+ *	{table}				the queue, as FROM, UPDATE and DELETE name it, with ONLY
+ *						where the description says so
+ *	{into}				the queue, as INSERT and CREATE INDEX name it
+ *	{dest}				the dead-letter table
+ *	{columns}			what a move carries, separated by commas
+ *	{a|b}				a, then b as long as the same hole comes again: the
+ *						separator of a list whose items are optional
+ *	{}					nothing: the next {a|b} begins a list of its own
+ *	:id, :group, ..		a parameter, rendered $1, $2, .. by first use
+ *	[role:text]			text, where the table has the role
+ *	[!role:text]		text, where it has not; neither nests
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef RUSTSTREAM_TEMPLATE_H
+#define RUSTSTREAM_TEMPLATE_H
+
+#include "core.h"
+
+/*
+ * Render a template that is given in pieces, the last one being NULL, into
+ * buffer, always terminated where size > 0.
+ */
+extern rs_statement rs_template_render(const rs_table *table, const rs_destination *destination,
+									   const char *const *pieces, char *buffer, size_t size);
+
+#endif /* RUSTSTREAM_TEMPLATE_H */
