@@ -153,6 +153,7 @@ parameter_type(const RsQueue *queue, rs_parameter parameter)
 			return TEXTOID;
 		case RS_PARAM_NOW:
 		case RS_PARAM_UNTIL:
+		case RS_PARAM_TOKEN:
 			return TIMESTAMPTZOID;
 		case RS_PARAM_ATTEMPT:
 		case RS_PARAM_LIMIT:

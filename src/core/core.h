@@ -250,6 +250,7 @@ extern bool rs_key_column(const char *lock_key, int n, const char **start, size_
 	X(RS_OP_RETRY_AFTER, "retry_after")                                                            \
 	X(RS_OP_MOVE_GROUP, "move_group")                                                              \
 	X(RS_OP_MOVE_TABLE, "move_table")                                                              \
+	X(RS_OP_EXTEND, "extend") /* move the token of a lease that is still held */                   \
 	X(RS_OP_PUBLISH, "publish")                                                                    \
 	X(RS_OP_DEPTH, "depth") /* ready, waiting, counted up to a limit */                            \
 	X(RS_OP_DEPTH_DEAD_GROUP, "depth_dead_group")                                                  \
@@ -270,7 +271,8 @@ extern const char *rs_operation_word(rs_operation operation);
 	X(RS_PARAM_ID, "id")                       /* the row's id, in its column's own type */        \
 	X(RS_PARAM_GROUP, "group")                 /* the group that is read, text */                  \
 	X(RS_PARAM_NOW, "now")                     /* the one "now" of the statement, timestamptz */   \
-	X(RS_PARAM_UNTIL, "until")                 /* when the row is due again, timestamptz */        \
+	X(RS_PARAM_UNTIL, "until")                 /* due again, or leased until then, timestamptz */  \
+	X(RS_PARAM_TOKEN, "token")                 /* the lease token that is held, timestamptz */     \
 	X(RS_PARAM_DEAD_GROUP, "dead_group")       /* the group dead letters go to, text */            \
 	X(RS_PARAM_ATTEMPT, "attempt")             /* the attempt the claim has seen, bigint */        \
 	X(RS_PARAM_LIMIT, "limit")                 /* how many rows at most, bigint */                 \

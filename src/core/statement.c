@@ -267,6 +267,17 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 						"DELETE FROM {table} AS ruststream_row" THIS_ROW}},
 
 	/*
+	 * UPDATE "schema"."table" AS ruststream_row SET "locked_until" = :until
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
+	 *     AND ruststream_row."locked_until" OPERATOR(pg_catalog.=) :token
+	 */
+	[RS_OP_EXTEND] =
+		{.statements = {"UPDATE {table} AS ruststream_row SET {locked_until} = :until" THIS_ROW
+							WHERE " ruststream_row.{locked_until} OPERATOR(pg_catalog.=) :token"},
+		 .needs = RS_ROLE_LOCKED_UNTIL,
+		 .any_form = true},
+
+	/*
 	 * INSERT INTO "schema"."table" AS ruststream_row
 	 *     ("group", "priority", "retry_after", "partition_key", "headers", "payload")
 	 * VALUES (:group, :priority, :until, :partition_key, :headers, :payload)
