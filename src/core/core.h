@@ -73,12 +73,16 @@
 	X(RS_STEP_END, "")                                                                             \
 	X(RS_STEP_BEGIN, "BEGIN")                                                                      \
 	X(RS_STEP_CLAIM, "CLAIM")                                                                      \
+	X(RS_STEP_LOCK, "LOCK")                                                                        \
+	X(RS_STEP_TAKE, "TAKE")                                                                        \
 	X(RS_STEP_SAVEPOINT, "SAVEPOINT ruststream_claim")                                             \
 	X(RS_STEP_HANDLER, "HANDLER")                                                                  \
 	X(RS_STEP_ROLLBACK_TO, "ROLLBACK TO SAVEPOINT ruststream_claim")                               \
 	X(RS_STEP_ROLLBACK, "ROLLBACK")                                                                \
 	X(RS_STEP_SETTLE, "SETTLE")                                                                    \
-	X(RS_STEP_COMMIT, "COMMIT")
+	X(RS_STEP_COMMIT, "COMMIT")                                                                    \
+	X(RS_STEP_UNLOCK, "UNLOCK")                                                                    \
+	X(RS_STEP_LEASE_LOST, "LEASE LOST")
 
 #define RS_ENUM_MEMBER(symbol, word) symbol,
 
@@ -227,6 +231,13 @@ extern rs_problem rs_isolation_declare(rs_dialect dialect, const char *word, rs_
  * template and its length; false after the last.
  */
 extern rs_problem rs_key_check(const char *lock_key);
+
+/*
+ * The pieces of a template that has passed the check, one a call: what a
+ * placeholder names, or text, of which an escaped brace is one character.
+ * *cursor begins at the template and moves; false at its end.
+ */
+extern bool rs_key_next(const char **cursor, bool *is_column, const char **start, size_t *length);
 extern bool rs_key_column(const char *lock_key, int n, const char **start, size_t *length);
 
 /* ------------------------------------------------------------- statement.c */
@@ -236,17 +247,24 @@ extern bool rs_key_column(const char *lock_key, int n, const char **start, size_
  * statements, executed in order.
  */
 #define RS_OPERATIONS(X)                                                                           \
-	X(RS_OP_CLAIM_ROW, "claim_row") /* id, attempt, headers, the row, priority, retry_after */     \
+	/* Row lock and lease: id, attempt, headers, the row, priority, retry_after. */                \
+	X(RS_OP_CLAIM_ROW, "claim_row")                                                                \
 	X(RS_OP_CLAIM_PAYLOAD, "claim_payload")       /* the same, with the payload for the row */     \
 	X(RS_OP_CLAIM_ROW_BEHIND, "claim_row_behind") /* the same, behind a row of no priority */      \
 	X(RS_OP_CLAIM_PAYLOAD_BEHIND, "claim_payload_behind")                                          \
 	X(RS_OP_CLAIM_ROW_BEHIND_PRIORITY, "claim_row_behind_priority") /* .. of a priority */         \
 	X(RS_OP_CLAIM_PAYLOAD_BEHIND_PRIORITY, "claim_payload_behind_priority")                        \
+	X(RS_OP_CANDIDATES, "candidates") /* advisory lock: id and key of rows to be taken */          \
+	X(RS_OP_CANDIDATES_BEHIND, "candidates_behind")                                                \
+	X(RS_OP_CANDIDATES_BEHIND_PRIORITY, "candidates_behind_priority")                              \
+	X(RS_OP_TAKE_ROW, "take_row") /* advisory lock: one of them, as a claim returns it */          \
+	X(RS_OP_TAKE_PAYLOAD, "take_payload")                                                          \
 	X(RS_OP_NEXT_DUE, "next_due")   /* when the next row comes due */                              \
 	X(RS_OP_RECLAIM, "reclaim")     /* lock one row again, to settle it afresh */                  \
 	X(RS_OP_UNSETTLED, "unsettled") /* is the row still there to be claimed? */                    \
 	X(RS_OP_ACK, "ack")             /* end the row: delete it, or mark it processed */             \
 	X(RS_OP_RETRY, "retry")                                                                        \
+	X(RS_OP_RELEASE, "release") /* lease: a retry, its attempt being counted already */            \
 	X(RS_OP_RETRY_AFTER, "retry_after")                                                            \
 	X(RS_OP_MOVE_GROUP, "move_group")                                                              \
 	X(RS_OP_MOVE_TABLE, "move_table")                                                              \
@@ -276,6 +294,9 @@ extern const char *rs_operation_word(rs_operation operation);
 	X(RS_PARAM_DEAD_GROUP, "dead_group")       /* the group dead letters go to, text */            \
 	X(RS_PARAM_ATTEMPT, "attempt")             /* the attempt the claim has seen, bigint */        \
 	X(RS_PARAM_LIMIT, "limit")                 /* how many rows at most, bigint */                 \
+	X(RS_PARAM_ANNOUNCED, "announced")         /* the one that may have replaced it */             \
+	X(RS_PARAM_KEY, "key")                     /* the advisory key, text */                        \
+	X(RS_PARAM_HELD_TOO, "held_too")           /* also rows whose key is held, boolean */          \
 	X(RS_PARAM_PRIORITY, "priority")           /* bigint */                                        \
 	X(RS_PARAM_PARTITION_KEY, "partition_key") /* text */                                          \
 	X(RS_PARAM_HEADERS, "headers")             /* in the column's own type */                      \
@@ -309,8 +330,8 @@ typedef struct rs_statement
 
 /*
  * How many statements an operation has for this table; 0: not available.
- * A retry without the attempt role has none because there is nothing to write.
- * Claims and settlements exist for the row lock form only, so far.
+ * A retry without the attempt role has none because there is nothing to write;
+ * nor has one in the advisory lock form, whose claim has counted it.
  */
 extern int rs_statement_count(rs_dialect dialect, rs_operation operation, const rs_table *table);
 
@@ -354,6 +375,7 @@ typedef struct rs_policy
 {
 	rs_outcome on_error;        /* never RS_OUTCOME_ACK */
 	rs_outcome on_decode_error; /* never RS_OUTCOME_ACK */
+	bool transactional;         /* else the handler's writes are kept, whatever it answers */
 	bool has_dead_letter;
 	bool dead_letter_is_table; /* else it is a group */
 	int max_attempts;          /* 0: no cap */
@@ -395,11 +417,10 @@ extern rs_settlement rs_settle(const rs_table *table, const rs_policy *policy, r
 /*
  * The lanes, as printed by ruststream.transaction_plan: the steps up to the
  * handler, and those that follow it for each outcome.  Both are ended by
- * RS_STEP_END.  Both return NULL for a form this build has no lane for yet, and
- * so are the steps of a settlement in such a form.
+ * RS_STEP_END.
  */
-extern const rs_step *rs_lane_opening(rs_form form);
-extern const rs_step *rs_lane_ending(rs_form form, rs_outcome outcome);
+extern const rs_step *rs_lane_opening(rs_form form, bool transactional);
+extern const rs_step *rs_lane_ending(rs_form form, bool transactional, rs_outcome outcome);
 
 /* ---------------------------------------------------------------- backoff.c */
 

@@ -15,7 +15,7 @@ typedef struct key_piece
 {
 	rs_problem_code problem; /* RS_OK, or why the template cannot be read on */
 	bool is_column;
-	const char *start; /* the column's name, for a placeholder */
+	const char *start; /* the column's name, or the character */
 	size_t length;
 	const char *next; /* where the following piece begins */
 } key_piece;
@@ -49,8 +49,8 @@ read_piece(const char *cursor)
 	if (*cursor == '}' && !doubled)
 		return (key_piece){.problem = RS_PROBLEM_KEY_STRAY_BRACE};
 	if (*cursor == '{' || *cursor == '}')
-		return (key_piece){.next = cursor + 2};
-	return (key_piece){.next = cursor + 1};
+		return (key_piece){.start = cursor, .length = 1, .next = cursor + 2};
+	return (key_piece){.start = cursor, .length = 1, .next = cursor + 1};
 }
 
 rs_problem
@@ -73,22 +73,31 @@ rs_key_check(const char *lock_key)
 }
 
 bool
+rs_key_next(const char **cursor, bool *is_column, const char **start, size_t *length)
+{
+	key_piece piece;
+
+	if (**cursor == '\0')
+		return false;
+	piece = read_piece(*cursor);
+	*is_column = piece.is_column;
+	*start = piece.start;
+	*length = piece.length;
+	*cursor = piece.next;
+	return true;
+}
+
+bool
 rs_key_column(const char *lock_key, int n, const char **start, size_t *length)
 {
 	const char *cursor = lock_key;
+	bool is_column;
 	int seen = 0;
 
-	while (*cursor != '\0')
+	while (rs_key_next(&cursor, &is_column, start, length))
 	{
-		key_piece piece = read_piece(cursor);
-
-		if (piece.is_column && seen++ == n)
-		{
-			*start = piece.start;
-			*length = piece.length;
+		if (is_column && seen++ == n)
 			return true;
-		}
-		cursor = piece.next;
 	}
 	return false;
 }

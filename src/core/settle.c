@@ -14,35 +14,79 @@
 typedef struct lane
 {
 	const rs_step *opening;
-	const rs_step *endings[RS_OUTCOME_COUNT];
-	const rs_step *after_failed_ack; /* the delivery's transaction is gone */
+	const rs_step *endings[RS_OUTCOME_COUNT]; /* of an answer */
+	const rs_step *after_error;               /* NULL: as after an answer */
+	const rs_step *after_failed_ack;          /* the delivery's transaction is gone */
 } lane;
+
+#define ENDINGS(ack, other)                                                                        \
+	{                                                                                              \
+		[RS_OUTCOME_ACK] = (ack), [RS_OUTCOME_RETRY] = (other),                                    \
+		[RS_OUTCOME_RETRY_AFTER] = (other), [RS_OUTCOME_DISCARD] = (other),                        \
+		[RS_OUTCOME_DEAD_LETTER] = (other),                                                        \
+	}
 
 static const rs_step row_lock_opening[] = {RS_STEP_BEGIN, RS_STEP_CLAIM, RS_STEP_SAVEPOINT,
 										   RS_STEP_HANDLER, RS_STEP_END};
 
+/* The claim's transaction ends before the handler's begins: its mark stays in the row. */
+static const rs_step lease_opening[] = {RS_STEP_BEGIN, RS_STEP_CLAIM,   RS_STEP_COMMIT,
+										RS_STEP_BEGIN, RS_STEP_HANDLER, RS_STEP_END};
+static const rs_step lease_opening_apart[] = {RS_STEP_BEGIN, RS_STEP_CLAIM, RS_STEP_COMMIT,
+											  RS_STEP_HANDLER, RS_STEP_END};
+
+/* The key is locked between two transactions: it belongs to the session. */
+static const rs_step advisory_opening[] = {
+	RS_STEP_BEGIN, RS_STEP_CLAIM,  RS_STEP_COMMIT, RS_STEP_LOCK,    RS_STEP_BEGIN,
+	RS_STEP_TAKE,  RS_STEP_COMMIT, RS_STEP_BEGIN,  RS_STEP_HANDLER, RS_STEP_END};
+static const rs_step advisory_opening_apart[] = {RS_STEP_BEGIN,  RS_STEP_CLAIM,   RS_STEP_COMMIT,
+												 RS_STEP_LOCK,   RS_STEP_BEGIN,   RS_STEP_TAKE,
+												 RS_STEP_COMMIT, RS_STEP_HANDLER, RS_STEP_END};
+
 /* The handler's writes and the row's end are one commit. */
-static const rs_step row_lock_keeping[] = {RS_STEP_SETTLE, RS_STEP_COMMIT, RS_STEP_END};
+static const rs_step keeping[] = {RS_STEP_SETTLE, RS_STEP_COMMIT, RS_STEP_END};
+static const rs_step keeping_unlock[] = {RS_STEP_SETTLE, RS_STEP_COMMIT, RS_STEP_UNLOCK,
+										 RS_STEP_END};
 
 /*
  * The handler's writes go, the row's lock stays: it was taken before the
  * savepoint, so nobody else can have claimed the row when it is settled.
  */
-static const rs_step row_lock_dropping[] = {RS_STEP_ROLLBACK_TO, RS_STEP_SETTLE, RS_STEP_COMMIT,
-											RS_STEP_END};
+static const rs_step dropping_to_savepoint[] = {RS_STEP_ROLLBACK_TO, RS_STEP_SETTLE, RS_STEP_COMMIT,
+												RS_STEP_END};
 
-static const rs_step row_lock_afresh[] = {RS_STEP_ROLLBACK, RS_STEP_BEGIN, RS_STEP_SETTLE,
-										  RS_STEP_COMMIT, RS_STEP_END};
+/* The handler's writes go with its transaction. */
+static const rs_step dropping[] = {RS_STEP_ROLLBACK, RS_STEP_BEGIN, RS_STEP_SETTLE, RS_STEP_COMMIT,
+								   RS_STEP_END};
+static const rs_step dropping_unlock[] = {RS_STEP_ROLLBACK, RS_STEP_BEGIN,  RS_STEP_SETTLE,
+										  RS_STEP_COMMIT,   RS_STEP_UNLOCK, RS_STEP_END};
 
-/* The decision table: form x outcome -> steps.  A form without a lane has NULLs. */
-static const lane lanes[RS_FORM_COUNT] = {
-	[RS_FORM_ROW_LOCK] = {.opening = row_lock_opening,
-						  .endings = {[RS_OUTCOME_ACK] = row_lock_keeping,
-									  [RS_OUTCOME_RETRY] = row_lock_dropping,
-									  [RS_OUTCOME_RETRY_AFTER] = row_lock_dropping,
-									  [RS_OUTCOME_DISCARD] = row_lock_dropping,
-									  [RS_OUTCOME_DEAD_LETTER] = row_lock_dropping},
-						  .after_failed_ack = row_lock_afresh},
+/* The handler's transaction is over, and was its own. */
+static const rs_step apart[] = {RS_STEP_BEGIN, RS_STEP_SETTLE, RS_STEP_COMMIT, RS_STEP_END};
+static const rs_step apart_unlock[] = {RS_STEP_BEGIN, RS_STEP_SETTLE, RS_STEP_COMMIT,
+									   RS_STEP_UNLOCK, RS_STEP_END};
+
+/* The decision table: form x transactional x outcome -> steps. */
+static const lane lanes[RS_FORM_COUNT][2] = {
+	[RS_FORM_ROW_LOCK] = {[false] = {.opening = row_lock_opening,
+									 .endings = ENDINGS(keeping, keeping),
+									 .after_error = dropping_to_savepoint,
+									 .after_failed_ack = dropping},
+						  [true] = {.opening = row_lock_opening,
+									.endings = ENDINGS(keeping, dropping_to_savepoint),
+									.after_failed_ack = dropping}},
+	[RS_FORM_LEASE] = {[false] = {.opening = lease_opening_apart,
+								  .endings = ENDINGS(apart, apart),
+								  .after_failed_ack = dropping},
+					   [true] = {.opening = lease_opening,
+								 .endings = ENDINGS(keeping, dropping),
+								 .after_failed_ack = dropping}},
+	[RS_FORM_ADVISORY_LOCK] = {[false] = {.opening = advisory_opening_apart,
+										  .endings = ENDINGS(apart_unlock, apart_unlock),
+										  .after_failed_ack = dropping_unlock},
+							   [true] = {.opening = advisory_opening,
+										 .endings = ENDINGS(keeping_unlock, dropping_unlock),
+										 .after_failed_ack = dropping_unlock}},
 };
 
 /* Outcome -> operation, in every form; a dead letter's is the one for a group. */
@@ -55,15 +99,15 @@ static const rs_operation operations[RS_OUTCOME_COUNT] = {
 };
 
 const rs_step *
-rs_lane_opening(rs_form form)
+rs_lane_opening(rs_form form, bool transactional)
 {
-	return lanes[form].opening;
+	return lanes[form][transactional].opening;
 }
 
 const rs_step *
-rs_lane_ending(rs_form form, rs_outcome outcome)
+rs_lane_ending(rs_form form, bool transactional, rs_outcome outcome)
 {
-	return lanes[form].endings[outcome];
+	return lanes[form][transactional].endings[outcome];
 }
 
 rs_outcome
@@ -121,11 +165,23 @@ is_at_cap(const rs_policy *policy, int64_t attempt)
 }
 
 static rs_operation
-operation_of(rs_outcome outcome, const rs_policy *policy)
+operation_of(rs_form form, rs_outcome outcome, const rs_policy *policy)
 {
 	if (outcome == RS_OUTCOME_DEAD_LETTER && policy->dead_letter_is_table)
 		return RS_OP_MOVE_TABLE;
+	if (outcome == RS_OUTCOME_RETRY && form == RS_FORM_LEASE)
+		return RS_OP_RELEASE;
 	return operations[outcome];
+}
+
+static const rs_step *
+steps_of(const lane *from, rs_cause cause, rs_outcome outcome)
+{
+	if (cause == RS_CAUSE_SETTLE_ERROR)
+		return from->after_failed_ack;
+	if (cause != RS_CAUSE_ANSWER && from->after_error != NULL)
+		return from->after_error;
+	return from->endings[outcome];
 }
 
 rs_settlement
@@ -158,9 +214,10 @@ rs_settle(const rs_table *table, const rs_policy *policy, rs_cause cause, rs_out
 	/* An answered dead_letter may have become a retry_after: not its delay. */
 	result.delay_is_given = result.outcome == RS_OUTCOME_RETRY_AFTER && is_answer &&
 							answer == RS_OUTCOME_RETRY_AFTER && has_answer_delay;
-	result.counts_attempt = tries_again(result.outcome) && table->column[RS_ROLE_ATTEMPT] != NULL;
-	result.operation = operation_of(result.outcome, policy);
-	result.steps = cause == RS_CAUSE_SETTLE_ERROR ? lanes[form].after_failed_ack
-												  : lanes[form].endings[result.outcome];
+	/* In the other forms the claim has counted it. */
+	result.counts_attempt = form == RS_FORM_ROW_LOCK && tries_again(result.outcome) &&
+							table->column[RS_ROLE_ATTEMPT] != NULL;
+	result.operation = operation_of(form, result.outcome, policy);
+	result.steps = steps_of(&lanes[form][policy->transactional], cause, result.outcome);
 	return result;
 }

@@ -27,6 +27,15 @@
 #define UNPROCESSED "[processed_at:" WHERE " ruststream_row.{processed_at} IS NULL]"
 #define THIS_ROW WHERE " ruststream_row.{id} OPERATOR(pg_catalog.=) :id"
 
+/* In the lease form: no live lease; and, for what its holder does, still this one. */
+#define UNLEASED                                                                                   \
+	"[locked_until:" WHERE " (ruststream_row.{locked_until} IS NULL OR"                            \
+	" ruststream_row.{locked_until} OPERATOR(pg_catalog.<=) :now)]"
+#define GUARD                                                                                      \
+	"[locked_until:" WHERE " (ruststream_row.{locked_until} OPERATOR(pg_catalog.=) :token OR"      \
+	" ruststream_row.{locked_until} OPERATOR(pg_catalog.=) :announced)]"
+#define END_LEASE "[locked_until:{locked_until} = NULL]"
+
 /* The order of the index that rs_index_render makes, group aside. */
 #define CLAIM_ORDER                                                                                \
 	" ORDER BY[priority: ruststream_row.{priority} NULLS FIRST,]"                                  \
@@ -40,13 +49,40 @@
  * Headers are not cast: jsonb refuses what json lets pass, and a row must not
  * be able to break the claim that finds it.
  */
-#define FIND(carried, which)                                                                       \
-	"SELECT ruststream_row.{id}, [attempt:" ATTEMPT "][!attempt:1]::pg_catalog.int8, "             \
+#define CLAIMED(carried)                                                                           \
+	"ruststream_row.{id}, [attempt:" ATTEMPT "][!attempt:1]::pg_catalog.int8, "                    \
 	"[headers:ruststream_row.{headers}][!headers:NULL::pg_catalog.jsonb], " carried                \
 	", [priority:ruststream_row.{priority}][!priority:NULL]::pg_catalog.int8"                      \
-	", [retry_after:ruststream_row.{retry_after}][!retry_after:NULL::pg_catalog.timestamptz]"      \
-	" FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED which CLAIM_ORDER                   \
-	" LIMIT :limit FOR UPDATE SKIP LOCKED"
+	", [retry_after:ruststream_row.{retry_after}][!retry_after:NULL::pg_catalog.timestamptz]"
+
+/* A claim locks what it finds; a candidate's key is what will be locked. */
+#define OF_CLAIM(carried) (CLAIMED(carried), UNLEASED, " FOR UPDATE SKIP LOCKED")
+#define CLAIM_ROW OF_CLAIM("ruststream_row")
+#define CLAIM_PAYLOAD OF_CLAIM("ruststream_row.{payload}")
+#define OF_CANDIDATES ("ruststream_row.{id}, {key}", KEY_IS_FREE, "")
+
+/*
+ * NOT .. ANY, and not <> ALL, since only the former is hashed: the keys are read
+ * once, and not at all where :held_too is true.
+ */
+#define KEY_IS_FREE                                                                                \
+	WHERE " (:held_too OR NOT pg_catalog.hashtextextended({key}, 0) OPERATOR(pg_catalog.=) ANY ("  \
+		  "SELECT (k.classid::pg_catalog.int8 OPERATOR(pg_catalog.<<) 32)"                         \
+		  " OPERATOR(pg_catalog.|) k.objid::pg_catalog.int8 FROM pg_catalog.pg_locks AS k"         \
+		  " WHERE k.locktype OPERATOR(pg_catalog.=) 'advisory' AND k.granted"                      \
+		  " AND k.objsubid OPERATOR(pg_catalog.=) 1"                                               \
+		  " AND k.database OPERATOR(pg_catalog.=) (SELECT d.oid FROM pg_catalog.pg_database AS d"  \
+		  " WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database())"                 \
+		  " AND k.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid()))"
+
+/* found: what is selected, a condition on it, and its locking clause. */
+#define FIND(found, which) FIND_OPENED(which, OPEN found)
+#define OPEN(...) __VA_ARGS__
+#define FIND_OPENED(...) FIND_PARTS(__VA_ARGS__)
+#define FIND_PARTS(which, selected, condition, locking)                                            \
+	"SELECT " selected                                                                             \
+	" FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED which condition CLAIM_ORDER         \
+	" LIMIT :limit" locking
 
 /*
  * A claim looks into one range of the index after the other, in claim order:
@@ -59,43 +95,28 @@
 #define COME_DUE WHERE " ruststream_row.{retry_after} OPERATOR(pg_catalog.<=) :now"
 #define OF_LEVEL WHERE " ruststream_row.{priority} OPERATOR(pg_catalog.=) ruststream_level.priority"
 
-#define FIND_BY_DELAY(carried, which)                                                              \
-	"SELECT * FROM (" FIND(                                                                        \
-		carried, which UNDELAYED) ") AS ruststream_undelayed"                                      \
-								  " UNION ALL SELECT * FROM (" FIND(                               \
-									  carried, which COME_DUE) ") AS ruststream_come_due"
+#define FIND_UNDELAYED(found, which) FIND(found, which UNDELAYED)
+#define FIND_COME_DUE(found, which) FIND(found, which COME_DUE)
+#define FIND_BY_DELAY(found, which)                                                                \
+	"SELECT * FROM (" FIND_UNDELAYED(found, which) ") AS ruststream_undelayed UNION ALL SELECT * " \
+												   "FROM (" FIND_COME_DUE(                         \
+													   found, which) ") AS ruststream_come_due"
 
 /* The lowest of the priorities that are left, by one step down the index. */
 #define LEVEL(above)                                                                               \
 	"SELECT ruststream_row.{priority} FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED     \
 		above " ORDER BY ruststream_row.{priority} NULLS FIRST LIMIT 1"
 
+#define OF_A_PRIORITY WHERE " ruststream_row.{priority} IS NOT NULL"
+#define OF_NEXT_PRIORITY                                                                           \
+	WHERE " ruststream_row.{priority} OPERATOR(pg_catalog.>) ruststream_level.priority"
 #define LEVELS                                                                                     \
 	"WITH RECURSIVE ruststream_level (priority) AS ((" LEVEL(                                      \
-		WHERE                                                                                      \
-		" ruststream_row.{priority} IS NOT NULL") ") UNION ALL SELECT (" LEVEL(WHERE               \
-																			   " ruststream_row.{" \
-																			   "priority} "        \
-																			   "OPERATOR(pg_"      \
-																			   "catalog.>) "       \
-																			   "ruststream_level." \
-																			   "priority") ") "    \
-																						   "FROM " \
-																						   "rusts" \
-																						   "tream" \
-																						   "_leve" \
-																						   "l "    \
-																						   "WHERE" \
-																						   " rust" \
-																						   "strea" \
-																						   "m_"    \
-																						   "level" \
-																						   ".prio" \
-																						   "rity " \
-																						   "IS "   \
-																						   "NOT "  \
-																						   "NULL)" \
-																						   " "
+		OF_A_PRIORITY) ")"                                                                         \
+					   " UNION ALL SELECT (" LEVEL(                                                \
+						   OF_NEXT_PRIORITY) ")"                                                   \
+											 " FROM ruststream_level WHERE "                       \
+											 "ruststream_level.priority IS NOT NULL) "
 #define OF_EACH_LEVEL                                                                              \
 	" UNION ALL SELECT ruststream_found.* FROM ruststream_level CROSS JOIN LATERAL ("
 
@@ -109,14 +130,38 @@
 #define OF_NO_PRIORITY "[priority:" WHERE " ruststream_row.{priority} IS NULL]"
 #define OF_PRIORITY WHERE " ruststream_row.{priority} OPERATOR(pg_catalog.=) :priority"
 
+/*
+ * A row that is found and stamped in one statement is returned as it was before:
+ * through what found it.
+ */
+#define FOUND                                                                                      \
+	"WITH ruststream_found (id, attempt, headers, input, priority, retry_after) AS MATERIALIZED ("
+#define OF_FOUND                                                                                   \
+	" FROM ruststream_found WHERE ruststream_row.{id} OPERATOR(pg_catalog.=) ruststream_found.id"  \
+	" RETURNING ruststream_found.*"
+
+#define DUE                                                                                        \
+	"[retry_after:" WHERE " (ruststream_row.{retry_after} IS NULL OR"                              \
+	" ruststream_row.{retry_after} OPERATOR(pg_catalog.<=) :now)]"
+#define TAKE(carried)                                                                              \
+	FOUND "SELECT " CLAIMED(                                                                       \
+		carried) " FROM {table} AS ruststream_row{}" THIS_ROW READ_GROUP UNPROCESSED DUE WHERE     \
+				 " {key} OPERATOR(pg_catalog.=) :key FOR UPDATE SKIP LOCKED) "                     \
+				 "[attempt:UPDATE {table} AS ruststream_row SET " COUNT_ATTEMPT OF_FOUND "]"       \
+				 "[!attempt:SELECT ruststream_found.* FROM ruststream_found]"
+
 #define MAX_STATEMENTS 2
 
 typedef struct catalogue_entry
 {
 	const char *statements[MAX_STATEMENTS];
-	rs_role needs; /* the role without which there is no such operation */
-	bool any_form; /* else the row lock form only */
+	rs_role needs;  /* the role without which there is no such operation */
+	unsigned forms; /* the forms that have it, as IN_FORM bits; 0: each */
 } catalogue_entry;
+
+#define IN_FORM(form) (1u << (form))
+#define CLAIMING (IN_FORM(RS_FORM_ROW_LOCK) | IN_FORM(RS_FORM_LEASE))
+#define KEYED IN_FORM(RS_FORM_ADVISORY_LOCK)
 
 static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	/*
@@ -133,11 +178,12 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 *
 	 * With it, see claims below.
 	 */
-	[RS_OP_CLAIM_ROW] = {.statements = {FIND("ruststream_row", "")}},
+	[RS_OP_CLAIM_ROW] = {.statements = {FIND(CLAIM_ROW, "")}, .forms = CLAIMING},
 
 	/* The same, with ruststream_row."payload" in place of the row. */
-	[RS_OP_CLAIM_PAYLOAD] = {.statements = {FIND("ruststream_row.{payload}", "")},
-							 .needs = RS_ROLE_PAYLOAD},
+	[RS_OP_CLAIM_PAYLOAD] = {.statements = {FIND(CLAIM_PAYLOAD, "")},
+							 .needs = RS_ROLE_PAYLOAD,
+							 .forms = CLAIMING},
 
 	/*
 	 * The same two, for rows behind the one that was claimed last:
@@ -153,15 +199,60 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 *
 	 *     AND ruststream_row."priority" OPERATOR(pg_catalog.=) :priority
 	 */
-	[RS_OP_CLAIM_ROW_BEHIND] = {.statements = {FIND("ruststream_row", OF_NO_PRIORITY BEHIND)}},
-	[RS_OP_CLAIM_ROW_BEHIND_PRIORITY] = {.statements = {FIND("ruststream_row", OF_PRIORITY BEHIND)},
-										 .needs = RS_ROLE_PRIORITY},
-	[RS_OP_CLAIM_PAYLOAD_BEHIND] = {.statements = {FIND("ruststream_row.{payload}",
-														OF_NO_PRIORITY BEHIND)},
-									.needs = RS_ROLE_PAYLOAD},
-	[RS_OP_CLAIM_PAYLOAD_BEHIND_PRIORITY] = {.statements = {FIND("ruststream_row.{payload}",
+	[RS_OP_CLAIM_ROW_BEHIND] = {.statements = {FIND(CLAIM_ROW, OF_NO_PRIORITY BEHIND)},
+								.forms = CLAIMING},
+	[RS_OP_CLAIM_ROW_BEHIND_PRIORITY] = {.statements = {FIND(CLAIM_ROW, OF_PRIORITY BEHIND)},
+										 .needs = RS_ROLE_PRIORITY,
+										 .forms = CLAIMING},
+	[RS_OP_CLAIM_PAYLOAD_BEHIND] = {.statements = {FIND(CLAIM_PAYLOAD, OF_NO_PRIORITY BEHIND)},
+									.needs = RS_ROLE_PAYLOAD,
+									.forms = CLAIMING},
+	[RS_OP_CLAIM_PAYLOAD_BEHIND_PRIORITY] = {.statements = {FIND(CLAIM_PAYLOAD,
 																 OF_PRIORITY BEHIND)},
-											 .needs = RS_ROLE_PRIORITY},
+											 .needs = RS_ROLE_PRIORITY,
+											 .forms = CLAIMING},
+
+	/*
+	 * SELECT ruststream_row."id", pg_catalog.concat(E'jobs-', ruststream_row."id")
+	 * FROM "schema"."table" AS ruststream_row
+	 * WHERE .. as above ..
+	 *     AND (:held_too OR NOT pg_catalog.hashtextextended(the key, 0) OPERATOR(pg_catalog.=) ANY
+	 * (
+	 *         .. the advisory keys that other sessions hold ..))
+	 * ORDER BY .. LIMIT :limit
+	 *
+	 * No row is locked: nothing of a candidate outlasts the statement.
+	 */
+	[RS_OP_CANDIDATES] = {.statements = {FIND(OF_CANDIDATES, "")}, .forms = KEYED},
+	[RS_OP_CANDIDATES_BEHIND] = {.statements = {FIND(OF_CANDIDATES, OF_NO_PRIORITY BEHIND)},
+								 .forms = KEYED},
+	[RS_OP_CANDIDATES_BEHIND_PRIORITY] = {.statements = {FIND(OF_CANDIDATES, OF_PRIORITY BEHIND)},
+										  .needs = RS_ROLE_PRIORITY,
+										  .forms = KEYED},
+
+	/*
+	 * WITH ruststream_found (id, attempt, headers, input, priority, retry_after) AS MATERIALIZED (
+	 *     SELECT .. as a claim does ..
+	 *     FROM "schema"."table" AS ruststream_row
+	 *     WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
+	 *         AND ruststream_row."group" OPERATOR(pg_catalog.=) :group
+	 *         AND ruststream_row."processed_at" IS NULL
+	 *         AND (ruststream_row."retry_after" IS NULL
+	 *              OR ruststream_row."retry_after" OPERATOR(pg_catalog.<=) :now)
+	 *         AND the key OPERATOR(pg_catalog.=) :key
+	 *     FOR UPDATE SKIP LOCKED)
+	 * UPDATE "schema"."table" AS ruststream_row
+	 * SET "attempt" = COALESCE(ruststream_row."attempt", 1) OPERATOR(pg_catalog.+) 1
+	 * FROM ruststream_found
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) ruststream_found.id
+	 * RETURNING ruststream_found.*
+	 *
+	 * or, without attempt, SELECT ruststream_found.* FROM ruststream_found
+	 */
+	[RS_OP_TAKE_ROW] = {.statements = {TAKE("ruststream_row")}, .forms = KEYED},
+	[RS_OP_TAKE_PAYLOAD] = {.statements = {TAKE("ruststream_row.{payload}")},
+							.needs = RS_ROLE_PAYLOAD,
+							.forms = KEYED},
 
 	/*
 	 * SELECT ruststream_row."retry_after"
@@ -193,11 +284,17 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 * FOR UPDATE SKIP LOCKED
 	 *
 	 * Everything that somebody else may have changed since the first claim
-	 * is asked again, so that one failure is never settled twice.
+	 * is asked again, so that one failure is never settled twice.  In the lease
+	 * form its token tells:
+	 *
+	 *     AND (ruststream_row."locked_until" OPERATOR(pg_catalog.=) :token
+	 *          OR ruststream_row."locked_until" OPERATOR(pg_catalog.=) :announced)
+	 *
+	 * which guards every settlement of that form as well.
 	 */
 	[RS_OP_RECLAIM] = {.statements = {"SELECT 1 FROM {table} AS ruststream_row" THIS_ROW READ_GROUP
-										  UNPROCESSED "[attempt:" WHERE " " ATTEMPT
-									  " OPERATOR(pg_catalog.=) :attempt]"
+										  UNPROCESSED GUARD "[!locked_until:[attempt:" WHERE
+									  " " ATTEMPT " OPERATOR(pg_catalog.=) :attempt]]"
 									  " FOR UPDATE SKIP LOCKED"}},
 
 	/*
@@ -206,8 +303,8 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 *     AND ruststream_row."group" OPERATOR(pg_catalog.=) :group
 	 *     AND ruststream_row."processed_at" IS NULL
 	 */
-	[RS_OP_UNSETTLED] =
-		{.statements = {"SELECT 1 FROM {table} AS ruststream_row" THIS_ROW READ_GROUP UNPROCESSED}},
+	[RS_OP_UNSETTLED] = {.statements = {"SELECT 1 FROM {table} AS ruststream_row" THIS_ROW
+											READ_GROUP UNPROCESSED GUARD}},
 
 	/*
 	 * UPDATE "schema"."table" AS ruststream_row SET "processed_at" = :now
@@ -220,9 +317,10 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
 	 */
 	[RS_OP_ACK] =
-		{.statements =
-			 {"[processed_at:UPDATE {table} AS ruststream_row SET {processed_at} = :now]"
-			  "[!processed_at:DELETE FROM {table} AS ruststream_row]" THIS_ROW UNPROCESSED}},
+		{.statements = {"[processed_at:UPDATE {table} AS ruststream_row SET {processed_at} = :now"
+						"[locked_until:, " END_LEASE "]]"
+						"[!processed_at:DELETE FROM {table} AS ruststream_row]" THIS_ROW UNPROCESSED
+							GUARD}},
 
 	/*
 	 * UPDATE "schema"."table" AS ruststream_row
@@ -230,17 +328,29 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
 	 */
 	[RS_OP_RETRY] = {.statements = {"UPDATE {table} AS ruststream_row SET " COUNT_ATTEMPT THIS_ROW},
-					 .needs = RS_ROLE_ATTEMPT},
+					 .needs = RS_ROLE_ATTEMPT,
+					 .forms = IN_FORM(RS_FORM_ROW_LOCK)},
+
+	/*
+	 * UPDATE "schema"."table" AS ruststream_row SET "locked_until" = NULL
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id AND .. the token ..
+	 */
+	[RS_OP_RELEASE] = {.statements = {"UPDATE {table} AS ruststream_row SET " END_LEASE THIS_ROW
+										  GUARD},
+					   .needs = RS_ROLE_LOCKED_UNTIL},
 
 	/*
 	 * UPDATE "schema"."table" AS ruststream_row
 	 * SET "retry_after" = :until,
 	 *     "attempt" = COALESCE(ruststream_row."attempt", 1) OPERATOR(pg_catalog.+) 1
 	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
+	 *
+	 * Without the attempt in the other forms, whose claim has counted it.
 	 */
 	[RS_OP_RETRY_AFTER] =
 		{.statements = {"UPDATE {table} AS ruststream_row SET {retry_after} = :until"
-						"[attempt:, " COUNT_ATTEMPT "]" THIS_ROW},
+						"[row_lock:[attempt:, " COUNT_ATTEMPT "]][locked_until:, " END_LEASE
+						"]" THIS_ROW GUARD},
 		 .needs = RS_ROLE_RETRY_AFTER},
 
 	/*
@@ -248,7 +358,8 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
 	 */
 	[RS_OP_MOVE_GROUP] =
-		{.statements = {"UPDATE {table} AS ruststream_row SET {group} = :dead_group" THIS_ROW},
+		{.statements = {"UPDATE {table} AS ruststream_row SET {group} = :dead_group"
+						"[locked_until:, " END_LEASE "]" THIS_ROW GUARD},
 		 .needs = RS_ROLE_GROUP},
 
 	/*
@@ -259,12 +370,13 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 * DELETE FROM "schema"."table" AS ruststream_row
 	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
 	 *
-	 * OVERRIDING keeps the id where the destination's is an identity.
+	 * OVERRIDING keeps the id where the destination's is an identity.  In the
+	 * lease form the column of the lease is written as NULL.
 	 */
 	[RS_OP_MOVE_TABLE] =
 		{.statements = {"INSERT INTO {dest} ({columns}) OVERRIDING SYSTEM VALUE"
-						" SELECT {columns} FROM {table} AS ruststream_row" THIS_ROW,
-						"DELETE FROM {table} AS ruststream_row" THIS_ROW}},
+						" SELECT {moved} FROM {table} AS ruststream_row" THIS_ROW GUARD,
+						"DELETE FROM {table} AS ruststream_row" THIS_ROW GUARD}},
 
 	/*
 	 * UPDATE "schema"."table" AS ruststream_row SET "locked_until" = :until
@@ -274,8 +386,7 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	[RS_OP_EXTEND] =
 		{.statements = {"UPDATE {table} AS ruststream_row SET {locked_until} = :until" THIS_ROW
 							WHERE " ruststream_row.{locked_until} OPERATOR(pg_catalog.=) :token"},
-		 .needs = RS_ROLE_LOCKED_UNTIL,
-		 .any_form = true},
+		 .needs = RS_ROLE_LOCKED_UNTIL},
 
 	/*
 	 * INSERT INTO "schema"."table" AS ruststream_row
@@ -295,8 +406,7 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 						"[retry_after:{) VALUES (|, }:until]"
 						"[partition_key:{) VALUES (|, }:partition_key]"
 						"[headers:{) VALUES (|, }:headers][payload:{) VALUES (|, }:payload]"
-						") RETURNING ruststream_row.{id}::pg_catalog.text"},
-		 .any_form = true},
+						") RETURNING ruststream_row.{id}::pg_catalog.text"}},
 
 	/*
 	 * SELECT pg_catalog.count(*) FILTER (WHERE ruststream_counted.due IS NULL
@@ -330,8 +440,7 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 						"[!retry_after:, 0::pg_catalog.int8, NULL::pg_catalog.timestamptz"
 						" FROM (SELECT 1]"
 						" FROM {table} AS ruststream_row" READ_GROUP UNPROCESSED CLAIM_ORDER
-						" LIMIT :limit) AS ruststream_counted"},
-		 .any_form = true},
+						" LIMIT :limit) AS ruststream_counted"}},
 
 	/*
 	 * SELECT pg_catalog.count(*)
@@ -345,8 +454,7 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 						" FROM (SELECT 1 FROM {table} AS ruststream_row" WHERE
 						" ruststream_row.{group} OPERATOR(pg_catalog.=) :dead_group" UNPROCESSED
 						" LIMIT :limit) AS ruststream_counted"},
-		 .needs = RS_ROLE_GROUP,
-		 .any_form = true},
+		 .needs = RS_ROLE_GROUP},
 
 	/*
 	 * SELECT pg_catalog.count(*)
@@ -354,8 +462,7 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 */
 	[RS_OP_DEPTH_DEAD_TABLE] = {.statements = {"SELECT pg_catalog.count(*)"
 											   " FROM (SELECT 1 FROM {dest} LIMIT :limit)"
-											   " AS ruststream_counted"},
-								.any_form = true},
+											   " AS ruststream_counted"}},
 };
 
 /*
@@ -382,23 +489,41 @@ static const catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
  * WHERE ruststream_level.priority IS NOT NULL
  * LIMIT :limit
  */
-#define BY_DELAY(carried)                                                                          \
+#define BY_DELAY(found)                                                                            \
 	{                                                                                              \
-		FIND_BY_DELAY(carried, ""), " LIMIT :limit", NULL                                          \
+		FIND_BY_DELAY(found, ""), " LIMIT :limit", NULL                                            \
 	}
-#define BY_LEVEL(carried)                                                                          \
+#define BY_LEVEL(found)                                                                            \
 	{                                                                                              \
-		LEVELS, FIND_BY_DELAY(carried, OF_NO_PRIORITY), OF_EACH_LEVEL,                             \
-			FIND_BY_DELAY(carried, OF_LEVEL),                                                      \
+		LEVELS, FIND_BY_DELAY(found, OF_NO_PRIORITY), OF_EACH_LEVEL,                               \
+			FIND_BY_DELAY(found, OF_LEVEL),                                                        \
 			" LIMIT :limit) AS ruststream_found WHERE ruststream_level.priority IS NOT NULL "      \
 			"LIMIT :limit",                                                                        \
 			NULL                                                                                   \
 	}
 
-static const char *const postgresql_claim_row_by_delay[] = BY_DELAY("ruststream_row");
-static const char *const postgresql_claim_payload_by_delay[] = BY_DELAY("ruststream_row.{payload}");
-static const char *const postgresql_claim_row_by_level[] = BY_LEVEL("ruststream_row");
-static const char *const postgresql_claim_payload_by_level[] = BY_LEVEL("ruststream_row.{payload}");
+static const char *const postgresql_claim_row_by_delay[] = BY_DELAY(CLAIM_ROW);
+static const char *const postgresql_claim_payload_by_delay[] = BY_DELAY(CLAIM_PAYLOAD);
+static const char *const postgresql_candidates_by_delay[] = BY_DELAY(OF_CANDIDATES);
+static const char *const postgresql_claim_row_by_level[] = BY_LEVEL(CLAIM_ROW);
+static const char *const postgresql_claim_payload_by_level[] = BY_LEVEL(CLAIM_PAYLOAD);
+static const char *const postgresql_candidates_by_level[] = BY_LEVEL(OF_CANDIDATES);
+
+/*
+ * The claims of a lease table; .. is the claim as in the row lock form.
+ *
+ * WITH ruststream_found (id, attempt, headers, input, priority, retry_after) AS MATERIALIZED (..)
+ * UPDATE "schema"."table" AS ruststream_row
+ * SET "locked_until" = :token,
+ *     "attempt" = COALESCE(ruststream_row."attempt", 1) OPERATOR(pg_catalog.+) 1
+ * FROM ruststream_found
+ * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) ruststream_found.id
+ * RETURNING ruststream_found.*
+ */
+static const char postgresql_before_lease[] = FOUND;
+static const char postgresql_after_lease[] =
+	") UPDATE {table} AS ruststream_row SET {locked_until} = :token"
+	"[attempt:, " COUNT_ATTEMPT "]" OF_FOUND;
 
 /*
  * INSERT INTO "schema"."table" AS ruststream_row DEFAULT VALUES
@@ -426,8 +551,12 @@ typedef struct catalogue
 	/* Instead of the above, for some tables; in pieces, for C limits a string's length. */
 	const char *const *claim_row_by_delay;
 	const char *const *claim_payload_by_delay;
+	const char *const *candidates_by_delay;
 	const char *const *claim_row_by_level;
 	const char *const *claim_payload_by_level;
+	const char *const *candidates_by_level;
+	const char *before_lease;
+	const char *after_lease;
 	const char *const *publish_defaults;
 	const char *claim_index;
 } catalogue;
@@ -436,8 +565,12 @@ static const catalogue catalogues[RS_DIALECT_COUNT] = {
 	[RS_DIALECT_POSTGRESQL] = {.operations = postgresql_operations,
 							   .claim_row_by_delay = postgresql_claim_row_by_delay,
 							   .claim_payload_by_delay = postgresql_claim_payload_by_delay,
+							   .candidates_by_delay = postgresql_candidates_by_delay,
 							   .claim_row_by_level = postgresql_claim_row_by_level,
 							   .claim_payload_by_level = postgresql_claim_payload_by_level,
+							   .candidates_by_level = postgresql_candidates_by_level,
+							   .before_lease = postgresql_before_lease,
+							   .after_lease = postgresql_after_lease,
 							   .publish_defaults = postgresql_publish_defaults,
 							   .claim_index = postgresql_claim_index},
 };
@@ -450,7 +583,7 @@ rs_statement_count(rs_dialect dialect, rs_operation operation, const rs_table *t
 
 	if (table->column[RS_ROLE_ID] == NULL || table->column[entry->needs] == NULL)
 		return 0;
-	if (!entry->any_form && rs_table_form(table) != RS_FORM_ROW_LOCK)
+	if (entry->forms != 0 && (entry->forms & IN_FORM(rs_table_form(table))) == 0)
 		return 0;
 	while (count < MAX_STATEMENTS && entry->statements[count] != NULL)
 		count++;
@@ -481,22 +614,44 @@ variant_for(const catalogue *from, rs_operation operation, const rs_table *table
 		return has_priority ? from->claim_row_by_level : from->claim_row_by_delay;
 	if (operation == RS_OP_CLAIM_PAYLOAD)
 		return has_priority ? from->claim_payload_by_level : from->claim_payload_by_delay;
+	if (operation == RS_OP_CANDIDATES)
+		return has_priority ? from->candidates_by_level : from->candidates_by_delay;
 	return NULL;
 }
+
+static bool
+is_claim(rs_operation operation)
+{
+	return operation >= RS_OP_CLAIM_ROW && operation <= RS_OP_CLAIM_PAYLOAD_BEHIND_PRIORITY;
+}
+
+/* The most pieces a claim has, what a lease puts around it included. */
+#define MAX_PIECES 8
 
 rs_statement
 rs_statement_render(rs_dialect dialect, rs_operation operation, int index, const rs_table *table,
 					const rs_destination *destination, char *buffer, size_t size)
 {
+	const catalogue *from = &catalogues[dialect];
 	const char *const *variant;
-	const char *pieces[] = {NULL, NULL};
+	const char *pieces[MAX_PIECES] = {NULL};
+	bool stamps = is_claim(operation) && rs_table_form(table) == RS_FORM_LEASE;
+	int count = 0;
 
 	if (index < 0 || index >= rs_statement_count(dialect, operation, table))
 		return rs_template_render(table, destination, pieces, buffer, size);
 
-	variant = variant_for(&catalogues[dialect], operation, table);
-	pieces[0] = catalogues[dialect].operations[operation].statements[index];
-	return rs_template_render(table, destination, variant != NULL ? variant : pieces, buffer, size);
+	if (stamps)
+		pieces[count++] = from->before_lease;
+	variant = variant_for(from, operation, table);
+	if (variant == NULL)
+		pieces[count++] = from->operations[operation].statements[index];
+	else
+		for (; *variant != NULL; variant++)
+			pieces[count++] = *variant;
+	if (stamps)
+		pieces[count++] = from->after_lease;
+	return rs_template_render(table, destination, pieces, buffer, size);
 }
 
 rs_statement

@@ -43,16 +43,22 @@ put_text(rendering *out, const char *text)
 }
 
 static void
-put_name(rendering *out, const char *name)
+put_name_of_length(rendering *out, const char *name, size_t length)
 {
 	put_text(out, "\"");
-	for (; *name != '\0'; name++)
+	for (size_t i = 0; i < length; i++)
 	{
-		if (*name == '"')
+		if (name[i] == '"')
 			put_text(out, "\"");
-		put(out, name, 1);
+		put(out, &name[i], 1);
 	}
 	put_text(out, "\"");
+}
+
+static void
+put_name(rendering *out, const char *name)
+{
+	put_name_of_length(out, name, strlen(name));
 }
 
 static void
@@ -63,15 +69,73 @@ put_qualified_name(rendering *out, const char *schema, const char *name)
 	put_name(out, name);
 }
 
+/* What a move carries; as values, a row arrives without its lease. */
 static void
-put_destination_columns(rendering *out)
+put_destination_columns(rendering *out, bool as_values)
 {
+	const char *lease = out->table->column[RS_ROLE_LOCKED_UNTIL];
+
 	for (int i = 0; i < out->destination->column_count; i++)
 	{
+		const char *column = out->destination->columns[i];
+
 		if (i > 0)
 			put_text(out, ", ");
-		put_name(out, out->destination->columns[i]);
+		if (as_values && lease != NULL && strcmp(column, lease) == 0)
+			put_text(out, "NULL");
+		else
+			put_name(out, column);
 	}
+}
+
+/* Text inside a literal, which is an E'' one, whatever standard_conforming_strings says. */
+static void
+put_literal_text(rendering *out, const char *text, size_t length)
+{
+	for (size_t i = 0; i < length; i++)
+	{
+		if (text[i] == '\'' || text[i] == '\\')
+			put(out, &text[i], 1);
+		put(out, &text[i], 1);
+	}
+}
+
+/*
+ * The advisory key of a row: concat() of the template's pieces, as every client
+ * of the contract renders it.  It takes NULL for empty.  Its columns may be of
+ * different collations, so it has one of its own.
+ */
+static void
+put_key(rendering *out)
+{
+	const char *cursor = out->table->lock_key;
+	const char *start;
+	size_t length;
+	bool is_column;
+	bool in_text = false;
+
+	put_text(out, "(pg_catalog.concat(");
+	for (int i = 0; rs_key_next(&cursor, &is_column, &start, &length); i++)
+	{
+		if (in_text && is_column)
+			put_text(out, "'");
+		if (i > 0 && (is_column || !in_text))
+			put_text(out, ", ");
+		if (is_column)
+		{
+			put_text(out, "ruststream_row.");
+			put_name_of_length(out, start, length);
+		}
+		else
+		{
+			if (!in_text)
+				put_text(out, "E'");
+			put_literal_text(out, start, length);
+		}
+		in_text = !is_column;
+	}
+	put_text(out, in_text ? "')" : ")");
+	put_text(out, " COLLATE pg_catalog.\"C\")");
 }
 
 /* A number from 1 to RS_MAX_PARAMETERS, so of two digits at most. */
@@ -156,7 +220,11 @@ put_hole(rendering *out, const char *hole)
 	else if (is_word(hole, length, "dest"))
 		put_qualified_name(out, out->destination->schema, out->destination->name);
 	else if (is_word(hole, length, "columns"))
-		put_destination_columns(out);
+		put_destination_columns(out, false);
+	else if (is_word(hole, length, "moved"))
+		put_destination_columns(out, true);
+	else if (is_word(hole, length, "key"))
+		put_key(out);
 	else
 		put_name(out, column_of(table, hole, length));
 	return end + 1;
@@ -178,16 +246,31 @@ put_named_parameter(rendering *out, const char *name)
 	return name + length;
 }
 
+/* Has the table the role of this name, or is it the name of its form? */
+static bool
+holds(const rs_table *table, const char *name, size_t length)
+{
+	return column_of(table, name, length) != NULL ||
+		   is_word(name, length, rs_form_word(rs_table_form(table)));
+}
+
 /* Return where the template goes on: into the conditional text or behind it. */
 static const char *
 enter_condition(const rendering *out, const char *condition)
 {
-	bool wants_role = *condition != '!';
-	const char *role_name = wants_role ? condition : condition + 1;
-	const char *colon = strchr(condition, ':');
-	bool has_role = column_of(out->table, role_name, (size_t) (colon - role_name)) != NULL;
+	bool wanted = *condition != '!';
+	const char *name = wanted ? condition : condition + 1;
+	const char *cursor = strchr(condition, ':');
+	int depth = 1;
 
-	return has_role == wants_role ? colon + 1 : strchr(colon, ']') + 1;
+	if (holds(out->table, name, (size_t) (cursor - name)) == wanted)
+		return cursor + 1;
+	while (depth > 0)
+	{
+		cursor++;
+		depth += (*cursor == '[') - (*cursor == ']');
+	}
+	return cursor + 1;
 }
 
 static void

@@ -72,17 +72,41 @@ static const named_table tables[] = {
 				 [RS_ROLE_ATTEMPT] = "{id} [x] :now $1",
 				 [RS_ROLE_PAYLOAD] = "Payload"},
 	  .only = true}},
-	{"lease: no claims and settlements yet",
+	{"lease",
+	 {.schema = "app",
+	  .name = "lease_jobs",
+	  .column =
+		  {[RS_ROLE_ID] = "id", [RS_ROLE_LOCKED_UNTIL] = "note", [RS_ROLE_PAYLOAD] = "payload"}}},
+	{"lease, everything, processed rows kept",
 	 {.schema = "app",
 	  .name = "lease_jobs",
 	  .column = {[RS_ROLE_ID] = "id",
+				 [RS_ROLE_GROUP] = "group_name",
+				 [RS_ROLE_PRIORITY] = "priority",
+				 [RS_ROLE_RETRY_AFTER] = "retry_after",
+				 [RS_ROLE_ATTEMPT] = "attempt",
+				 [RS_ROLE_PROCESSED_AT] = "processed_at",
 				 [RS_ROLE_LOCKED_UNTIL] = "locked_until",
-				 [RS_ROLE_PAYLOAD] = "payload"}}},
-	{"advisory lock: no claims and settlements yet",
+				 [RS_ROLE_HEADERS] = "headers",
+				 [RS_ROLE_PAYLOAD] = "payload"},
+	  .only = true}},
+	{"advisory lock",
 	 {.schema = "app",
 	  .name = "key_jobs",
 	  .column = {[RS_ROLE_ID] = "id"},
 	  .lock_key = "jobs-{id}"}},
+	{"advisory lock, everything, an odd key",
+	 {.schema = "app",
+	  .name = "key_jobs",
+	  .column = {[RS_ROLE_ID] = "id",
+				 [RS_ROLE_GROUP] = "group_name",
+				 [RS_ROLE_PRIORITY] = "priority",
+				 [RS_ROLE_RETRY_AFTER] = "retry_after",
+				 [RS_ROLE_ATTEMPT] = "attempt",
+				 [RS_ROLE_PROCESSED_AT] = "processed_at",
+				 [RS_ROLE_HEADERS] = "headers",
+				 [RS_ROLE_PAYLOAD] = "payload"},
+	  .lock_key = "{a\"b}{c}it's {{\\n}} {id}"}},
 };
 
 static const rs_table plain = {.schema = "public", .name = "jobs", .column = {[RS_ROLE_ID] = "id"}};
@@ -99,11 +123,6 @@ static const rs_table full = {.schema = "public",
 static void
 print_steps(const rs_step *steps)
 {
-	if (steps == NULL)
-	{
-		printf("no lane yet\n");
-		return;
-	}
 	for (; *steps != RS_STEP_END; steps++)
 		printf("%s%s", rs_step_word(*steps), steps[1] == RS_STEP_END ? "\n" : ", ");
 }
@@ -131,14 +150,17 @@ print_problem(rs_problem problem)
 static void
 test_lanes(void)
 {
-	for (int form = 0; form < RS_FORM_COUNT; form++)
+	for (int lane = 0; lane < 2 * RS_FORM_COUNT; lane++)
 	{
-		printf("%s\n  opening: ", rs_form_word((rs_form) form));
-		print_steps(rs_lane_opening((rs_form) form));
+		rs_form form = (rs_form) (lane / 2);
+		bool transactional = lane % 2 == 0;
+
+		printf("%s, %stransactional\n  opening: ", rs_form_word(form), transactional ? "" : "not ");
+		print_steps(rs_lane_opening(form, transactional));
 		for (int outcome = 0; outcome < RS_OUTCOME_COUNT; outcome++)
 		{
 			printf("  %s: ", rs_outcome_word((rs_outcome) outcome));
-			print_steps(rs_lane_ending((rs_form) form, (rs_outcome) outcome));
+			print_steps(rs_lane_ending(form, transactional, (rs_outcome) outcome));
 		}
 	}
 }
@@ -193,6 +215,7 @@ default_policy(const rs_table *table, bool has_dead_letter, int max_attempts)
 		.on_decode_error = rs_default_on_decode_error(table, has_dead_letter),
 		.has_dead_letter = has_dead_letter,
 		.max_attempts = max_attempts,
+		.transactional = true,
 	};
 }
 
@@ -201,6 +224,7 @@ test_settle(void)
 {
 	rs_policy policy;
 	rs_table lease = full;
+	rs_table keyed = full;
 
 	policy = default_policy(&plain, false, 0);
 	print_settlements("id only, default policies", &plain, &policy, 1);
@@ -244,8 +268,20 @@ test_settle(void)
 	print_settlements("no dead letter, policies that want one", &full, &policy, 1);
 
 	lease.column[RS_ROLE_LOCKED_UNTIL] = "locked_until";
+	keyed.lock_key = "jobs-{id}";
 	policy = default_policy(&lease, true, 0);
 	print_settlements("lease", &lease, &policy, 1);
+	policy.transactional = false;
+	print_settlements("lease, not transactional", &lease, &policy, 1);
+
+	policy = default_policy(&keyed, true, 0);
+	print_settlements("advisory lock", &keyed, &policy, 1);
+	policy.transactional = false;
+	print_settlements("advisory lock, not transactional", &keyed, &policy, 1);
+
+	policy = default_policy(&full, true, 0);
+	policy.transactional = false;
+	print_settlements("row lock, not transactional", &full, &policy, 1);
 }
 
 /* -------------------------------------------------------------- statement */
@@ -271,7 +307,7 @@ print_statement(rs_statement statement, const char *text, size_t size)
 static void
 print_statements(const rs_table *table)
 {
-	char buffer[2048];
+	char buffer[8192];
 	rs_statement statement;
 	rs_role roles[RS_ROLE_COUNT];
 	int count;
@@ -507,7 +543,7 @@ test_backoff(void)
 static void
 check_buffer(const rs_table *table, const char *whole, size_t whole_length, size_t size)
 {
-	char buffer[2048];
+	char buffer[8192];
 	size_t kept = size == 0 ? 0 : size - 1;
 	rs_statement statement;
 
@@ -529,7 +565,7 @@ static void
 test_buffer(void)
 {
 	const rs_table *table = &tables[1].table;
-	char whole[2048];
+	char whole[8192];
 	char small[8] = "#######";
 	rs_statement statement = rs_statement_render(RS_DIALECT_POSTGRESQL, RS_OP_CLAIM_ROW, 0, table,
 												 NULL, whole, sizeof(whole));
