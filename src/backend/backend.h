@@ -139,6 +139,9 @@ extern bool rs_queue_has_claim_index(const RsQueue *queue);
 /* The CREATE INDEX that would, in the current context. */
 extern char *rs_queue_claim_index_sql(const RsQueue *queue);
 
+/* Error where this owner is a superuser, and the table belongs to somebody who is not. */
+extern void rs_check_superuser(Oid owner, Oid relid);
+
 /* Act as the owner of our catalogs; leave with the values it stored. */
 extern void rs_become_catalog_owner(Oid *save_userid, int *save_sec_context);
 
@@ -435,6 +438,12 @@ extern bool rs_slot_attach(const RsWorkerArgs *args);
  * Its latch is set when that is asked for.
  */
 extern bool rs_slot_stop_requested(void);
+
+/*
+ * Remove from the session of a process of ours whatever a user's code may have
+ * left in it beyond its transaction.  Outside any transaction.
+ */
+extern void rs_session_clean(void);
 
 extern PGDLLEXPORT void rs_launcher_main(Datum arg);
 extern PGDLLEXPORT void rs_supervisor_main(Datum arg);

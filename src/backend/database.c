@@ -91,6 +91,22 @@ evict(Oid dboid, bool signal)
 		if (signal)
 			kill(slot->pid, SIGTERM);
 	}
+
+	for (int i = 0; i < RS_MAX_HEARTBEATS; i++)
+	{
+		RsHeartbeat *heartbeat = &rs_shared->heartbeat[i];
+
+		if (heartbeat->cookie == 0 || heartbeat->database != dboid || heartbeat->pid == MyProcPid)
+			continue;
+		if (heartbeat->pid == 0)
+		{
+			rs_heartbeat_free(heartbeat);
+			continue;
+		}
+		present++;
+		if (signal)
+			kill(heartbeat->pid, SIGTERM);
+	}
 	LWLockRelease(rs_shared->lock);
 	return present;
 }

@@ -322,7 +322,8 @@ complain(void)
 	ereport(LOG,
 			(errmsg("ruststream cannot start a supervisor: all worker processes are in use"),
 			 errhint("Raise max_worker_processes: ruststream needs one for its launcher, one for "
-					 "each database that uses it, and one for each worker.")));
+					 "each database that uses it, one for each worker, and one for each role "
+					 "there that owns subscriptions to queues of the lease form.")));
 }
 
 static void

@@ -17,13 +17,14 @@
 
 #include "backend/backend.h"
 
-/* An id longer than this cannot be extended: its handler has one lease's time. */
+/* A row whose id is longer than this is not extended: its handler has one lease's time. */
 #define RS_LEASE_ID_BYTES 1024
 
 /*
- * Have the lease of this delivery extended every half lease (microseconds)
- * from now on.  Starts nothing by itself: the supervisor keeps a heartbeat for
- * each owner that has lease subscriptions.
+ * Have the lease of this delivery (its length in microseconds; whole seconds,
+ * at least one, or it is rounded up) extended every half lease from now on.
+ * To be called once the claim has committed.  Starts nothing by itself: the
+ * supervisor keeps a heartbeat for each owner that has lease subscriptions.
  */
 extern void rs_lease_hold(const RsSubscription *subscription, const RsDelivery *delivery,
 						  TimestampTz token, int64 lease);
@@ -31,11 +32,18 @@ extern void rs_lease_hold(const RsSubscription *subscription, const RsDelivery *
 /*
  * Extend no further.  Fills in the tokens that the row may hold now, the one
  * held and, where an extension was under way, the one announced (else the same
- * again).  Also called, and harmless, where no lease is held.
+ * again); where nothing could be extended, the token that rs_lease_hold was
+ * given.  Harmless where no lease is held: the same tokens again.  Never waits
+ * for an extension: one that is under way is cancelled.
  */
 extern void rs_lease_stop(TimestampTz *held, TimestampTz *announced);
 
-/* Can leases be extended for this owner here and now?  Else why not, for a hint. */
+/*
+ * Can leases be extended for this owner here and now?  NULL: they can; else
+ * why not, for a hint, in the current context.  Needs a transaction.  May wait a
+ * few seconds for a supervisor that has only just been told of the owner's
+ * first lease subscription.
+ */
 extern const char *rs_lease_unavailable(Oid owner);
 
 extern PGDLLEXPORT void rs_heartbeat_main(Datum arg);

@@ -151,8 +151,8 @@ table_owner(Oid relid)
  * subscription's owner: they must not be anybody's way to a superuser's
  * rights.
  */
-static void
-check_superuser(Oid owner, Oid relid)
+void
+rs_check_superuser(Oid owner, Oid relid)
 {
 	Oid of_table = table_owner(relid);
 
@@ -203,7 +203,7 @@ check_owner(const RsSubscription *subscription)
 			ERROR, errcode(ERRCODE_UNDEFINED_OBJECT),
 			errmsg("the owner of subscription \"%s\" does not exist any more", subscription->name),
 			errhint("Subscribe again as another role, or unsubscribe."));
-	check_superuser(owner, relid);
+	rs_check_superuser(owner, relid);
 	check_schema_usage(owner, relid);
 	check_right(owner, relid, ACL_SELECT, "SELECT", needed);
 	check_right(owner, relid, ACL_UPDATE, "UPDATE", needed);
@@ -347,7 +347,7 @@ bind_dead_letter_table(RsSubscription *subscription)
 				   NameStr(id->attname)),
 			errhint("Subscribe without dead_letter."));
 
-	check_superuser(subscription->owner, relid);
+	rs_check_superuser(subscription->owner, relid);
 	check_schema_usage(subscription->owner, relid);
 	check_right(subscription->owner, relid, ACL_INSERT, "INSERT", "INSERT");
 	list_moved_columns(source, destination, subscription);

@@ -65,10 +65,17 @@ slot_count(void)
 	return rs_max_workers + RS_SESSION_SLOTS;
 }
 
+/* The leases lie behind the slots. */
+static Size
+lease_offset(void)
+{
+	return MAXALIGN(add_size(offsetof(RsShared, slot), mul_size(slot_count(), sizeof(RsSlot))));
+}
+
 static Size
 shared_size(void)
 {
-	return add_size(offsetof(RsShared, slot), mul_size(slot_count(), sizeof(RsSlot)));
+	return add_size(lease_offset(), mul_size(slot_count(), sizeof(RsLease)));
 }
 
 static void
@@ -144,8 +151,10 @@ shmem_startup(void)
 		memset(rs_shared, 0, shared_size());
 		rs_shared->lock = &GetNamedLWLockTranche("ruststream")->lock;
 		ConditionVariableInit(&rs_shared->left);
+		ConditionVariableInit(&rs_shared->started);
 		rs_shared->worker_slots = rs_max_workers;
 		rs_shared->slots = slot_count();
+		rs_shared->lease = (RsLease *) ((char *) rs_shared + lease_offset());
 
 		for (int i = 0; i < RS_MAX_DATABASES; i++)
 			pg_atomic_init_u32(&rs_shared->database[i].failures, 0);
@@ -165,6 +174,16 @@ shmem_startup(void)
 			pg_atomic_init_u32(&slot->idle, 0);
 			pg_atomic_init_u32(&slot->stop, 0);
 			pg_atomic_init_u32(&slot->changecount, 0);
+			SpinLockInit(&rs_shared->lease[i].mutex);
+		}
+		for (int i = 0; i < RS_MAX_HEARTBEATS; i++)
+		{
+			RsHeartbeat *heartbeat = &rs_shared->heartbeat[i];
+
+			pg_atomic_init_u32(&heartbeat->stop, 0);
+			pg_atomic_init_u32(&heartbeat->holds, 0);
+			pg_atomic_init_u32(&heartbeat->busy, 0);
+			pg_atomic_init_u64(&heartbeat->looks_at, 0);
 		}
 
 		rs_shared->crash = last_crash;
@@ -434,6 +453,7 @@ rs_slot_free(RsSlot *slot)
 {
 	Assert(LWLockHeldByMeInMode(rs_shared->lock, LW_EXCLUSIVE));
 
+	rs_lease_forget(slot);
 	pg_atomic_write_u32(&slot->idle, 0);
 	slot->cookie = 0;
 	slot->pid = 0;

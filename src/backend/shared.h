@@ -8,8 +8,10 @@
  * One lock, RsShared.lock, guards whatever the comments below do not exempt.
  * It is held for the length of a scan over a few small arrays, never across an
  * allocation, a catalog lookup or a wait, and no insert and no delivery takes
- * it: the wake-up path and the counters use atomics, and what a worker shows
- * of its delivery uses a change count.
+ * it: the wake-up path and the counters use atomics, what a worker shows of its
+ * delivery uses a change count, and each lease has a spinlock.  The one
+ * exception: to signal a heartbeat, when a lease ends or begins while an
+ * extension is in its way.
  *
  *-------------------------------------------------------------------------
  */
@@ -17,11 +19,14 @@
 #define RUSTSTREAM_SHARED_H
 
 #include "backend/backend.h"
+#include "backend/lease.h"
 
 #include "storage/condition_variable.h"
+#include "storage/spin.h"
 
 #define RS_MAX_DATABASES 256
 #define RS_MAX_SUBSCRIPTIONS 1024
+#define RS_MAX_HEARTBEATS 256
 #define RS_SESSION_SLOTS 32 /* for drain, beyond those of the workers */
 #define RS_MAX_CRASHED 16   /* deliveries remembered over a crash */
 
@@ -113,6 +118,60 @@ typedef struct RsSlot
 } RsSlot;
 
 /*
+ * A heartbeat, one a database and owner: extends the leases of that owner's
+ * deliveries there.  Allocated, attached, identified by its cookie and freed
+ * as a worker's slot is.
+ */
+typedef struct RsHeartbeat
+{
+	/*
+	 * Guarded by RsShared.lock.  A delivery that takes a lease reads database,
+	 * owner and latch without it, after it has written the lease: what it
+	 * misses is an entry that changes hands, and a heartbeat that starts looks
+	 * at all leases.
+	 */
+	uint64 cookie; /* 0: free */
+	pid_t pid;     /* 0: not attached yet */
+	Oid database;
+	Oid owner;
+	Latch *latch;
+	TimestampTz attached_at;
+
+	pg_atomic_uint32 stop;     /* 1: leave once no lease is held */
+	pg_atomic_uint32 holds;    /* goes up with each lease that is taken */
+	pg_atomic_uint32 busy;     /* 1: extending a lease, until looks_at at most */
+	pg_atomic_uint64 looks_at; /* when it looks at the leases again by itself */
+} RsHeartbeat;
+
+/*
+ * The lease of the delivery that a slot's process has in work; RsShared.lease
+ * has one for each slot.  All of it is guarded by its mutex.
+ *
+ *	held				set by the process of the slot, which clears it to settle
+ *	extender != 0		the heartbeat of this cookie has an extension under way,
+ *						which writes "announced"; else the two tokens are equal
+ *	lost				an extension has found neither token in the row
+ */
+typedef struct RsLease
+{
+	slock_t mutex;
+	bool held;
+	bool lost;
+	bool blocked;  /* the last extension came to nothing */
+	bool reported; /* .. and that was logged */
+	uint64 serial; /* which lease of this slot: goes up with each */
+	uint64 extender;
+	Oid database;
+	Oid owner;
+	Oid queue;
+	TimestampTz token;
+	TimestampTz announced;
+	int64 length;    /* microseconds */
+	TimestampTz due; /* when it is to be extended (again) */
+	char id[RS_LEASE_ID_BYTES];
+} RsLease;
+
+/*
  * Counters of a subscription.  The key and the texts are guarded by
  * RsShared.lock; the numbers are atomics.
  */
@@ -151,11 +210,13 @@ typedef struct RsCrash
 typedef struct RsShared
 {
 	LWLock *lock;
-	ConditionVariable left; /* broadcast when a supervisor or worker has left */
+	ConditionVariable left;    /* broadcast when a process of ours has left */
+	ConditionVariable started; /* broadcast when a heartbeat is being started */
 
 	/* Set at start, constant afterwards. */
 	int worker_slots;
 	int slots;
+	RsLease *lease; /* of each slot */
 	RsCrash crash;
 	TimestampTz quiet_until; /* crash_restart_delay: nothing starts before */
 
@@ -167,6 +228,7 @@ typedef struct RsShared
 	bool subscriptions_full_logged;
 	RsDatabase database[RS_MAX_DATABASES];
 	RsCounters counters[RS_MAX_SUBSCRIPTIONS];
+	RsHeartbeat heartbeat[RS_MAX_HEARTBEATS];
 
 	RsSlot slot[FLEXIBLE_ARRAY_MEMBER];
 } RsShared;
@@ -222,6 +284,30 @@ extern void rs_supervisor_settled(void);
 /* The delay before the n-th start in a row of something that fails: 1 s, doubling to 30 s. */
 extern int64 rs_restart_delay(int failures);
 
+/* ----------------------------------------------------------------- lease.c */
+
+/* What a heartbeat needs to know, in its bgw_extra. */
+typedef struct RsHeartbeatArgs
+{
+	Oid database;
+	Oid owner;
+	int heartbeat;
+	uint64 cookie;
+} RsHeartbeatArgs;
+
+/* When a lease has to be extended at the latest: after three quarters of its time. */
+#define RS_LEASE_SERVE_BY(due, length) ((due) + (length) / 4)
+
+/* A heartbeat's entry, with a new cookie; NULL: none is free, or the database closes. */
+extern RsHeartbeat *rs_heartbeat_allocate(Oid database, Oid owner, uint64 *cookie);
+
+/* Take over the supervisor's registration; NULL: it is ours no more, so exit. */
+extern RsHeartbeat *rs_heartbeat_attach(const RsHeartbeatArgs *args);
+
+/* The caller holds RsShared.lock exclusively.  The second: nobody works in this slot any more. */
+extern void rs_heartbeat_free(RsHeartbeat *heartbeat);
+extern void rs_lease_forget(const RsSlot *slot);
+
 /* ----------------------------------------------------------------- stats.c */
 
 /* Why the supervisor cannot start a subscription's workers; NULL: it can. */
@@ -230,6 +316,11 @@ extern bool rs_stats_is_broken(int32 subscription_id);
 
 /* Forget the counters of the subscriptions of a database that are not listed. */
 extern void rs_stats_forget(Oid dboid, const int32 *keep, int nkeep);
+
+/* ------------------------------------------------------------ supervisor.c */
+
+/* Why no process can connect to this database as this role; false: one can. */
+extern bool rs_owner_refusal(Oid owner, char *reason, Size size);
 
 /* ------------------------------------------------------------------ wake.c */
 

@@ -2,15 +2,15 @@
  *
  * supervisor.c
  *	  The supervisor, one a database: reads the subscriptions and keeps their
- *	  workers running.
+ *	  workers running, and a heartbeat for each owner that needs one.
  *
  * Whenever its latch is set (a registration has changed, a worker has left, the
  * configuration was reloaded, a failure was recorded) and whenever a restart
  * comes due, it reads the subscriptions in a short transaction, compares them
- * with the workers it has, and stops and starts until they agree.  It keeps
+ * with the processes it has, and stops and starts until they agree.  It keeps
  * nothing else in mind than how often starts have failed, so an error may end
- * it at any time: the launcher starts another one, which finds the workers in
- * shared memory.
+ * it at any time: the launcher starts another one, which finds the processes
+ * in shared memory.
  *
  * It is connected as the bootstrap superuser, and reads our own catalogs only:
  * it never touches a user's table.
@@ -65,28 +65,19 @@ static char database_name[NAMEDATALEN];
 
 /* ------------------------------------------------------- reading subscriptions */
 
-/*
- * Can a worker connect as the owner, and may it serve this queue?  Says why
- * not.  Whatever else may be wrong, the worker finds out.
- */
-static void
-check_owner(RsSupervised *subscription)
+bool
+rs_owner_refusal(Oid owner, char *reason, Size size)
 {
-	HeapTuple tuple;
+	HeapTuple tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(owner));
 	const char *name;
 	bool can_login;
-	bool superuser;
 
-	subscription->problem[0] = '\0';
-
-	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(subscription->owner));
 	if (!HeapTupleIsValid(tuple))
 	{
-		strlcpy(subscription->problem, "its owner no longer exists", RS_REASON_BYTES);
-		return;
+		strlcpy(reason, "its owner no longer exists", size);
+		return true;
 	}
 	name = pstrdup(NameStr(((Form_pg_authid) GETSTRUCT(tuple))->rolname));
-	superuser = ((Form_pg_authid) GETSTRUCT(tuple))->rolsuper;
 	can_login = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
 #if PG_VERSION_NUM >= 170000
 	can_login = true; /* the check can be bypassed */
@@ -94,23 +85,37 @@ check_owner(RsSupervised *subscription)
 	ReleaseSysCache(tuple);
 
 	if (!can_login)
+		snprintf(reason, size, "its owner \"%s\" has no LOGIN, so no worker can connect as it",
+				 name);
+	else if (rs_database_aclcheck(MyDatabaseId, owner, ACL_CONNECT) != ACLCHECK_OK)
+		snprintf(reason, size, "its owner \"%s\" may not CONNECT to this database", name);
+	else
+		return false;
+	return true;
+}
+
+/*
+ * Can a process connect as the owner, and may it serve this queue?  Says why
+ * not.  Whatever else may be wrong, the worker finds out.
+ */
+static void
+check_owner(RsSupervised *subscription)
+{
+	HeapTuple tuple;
+
+	if (rs_owner_refusal(subscription->owner, subscription->problem, RS_REASON_BYTES) ||
+		!superuser_arg(subscription->owner))
+		return;
+
+	/* A superuser must not run what somebody else attached to his table. */
+	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(subscription->queue));
+	if (!HeapTupleIsValid(tuple))
+		return;
+	if (!superuser_arg(((Form_pg_class) GETSTRUCT(tuple))->relowner))
 		snprintf(subscription->problem, RS_REASON_BYTES,
-				 "its owner \"%s\" has no LOGIN, so no worker can connect as it", name);
-	else if (rs_database_aclcheck(MyDatabaseId, subscription->owner, ACL_CONNECT) != ACLCHECK_OK)
-		snprintf(subscription->problem, RS_REASON_BYTES,
-				 "its owner \"%s\" may not CONNECT to this database", name);
-	else if (superuser)
-	{
-		/* A superuser must not run what somebody else attached to his table. */
-		tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(subscription->queue));
-		if (HeapTupleIsValid(tuple))
-		{
-			if (!superuser_arg(((Form_pg_class) GETSTRUCT(tuple))->relowner))
-				snprintf(subscription->problem, RS_REASON_BYTES,
-						 "its owner \"%s\" is a superuser, the owner of its queue is not", name);
-			ReleaseSysCache(tuple);
-		}
-	}
+				 "its owner \"%s\" is a superuser, the owner of its queue is not",
+				 GetUserNameFromId(subscription->owner, false));
+	ReleaseSysCache(tuple);
 }
 
 /* Take over one row of ruststream.subscription. */
@@ -123,6 +128,7 @@ take_row(HeapTuple tuple, TupleDesc desc)
 	Oid database = DatumGetObjectId(SPI_getbinval(tuple, desc, 5, &isnull));
 	uint64 identifier = (uint64) DatumGetInt64(SPI_getbinval(tuple, desc, 6, &isnull));
 	bool paused = DatumGetBool(SPI_getbinval(tuple, desc, 7, &isnull));
+	bool quiet = paused || database != MyDatabaseId || identifier != GetSystemIdentifier();
 	int workers = DatumGetInt32(SPI_getbinval(tuple, desc, 8, &isnull));
 	TransactionId version = DatumGetTransactionId(SPI_getbinval(tuple, desc, 9, &isnull));
 	RsSupervised *subscription = rs_supervised_find(subscriptions, id);
@@ -153,15 +159,21 @@ take_row(HeapTuple tuple, TupleDesc desc)
 	}
 
 	/* What was made in another database stays quiet until it is resumed. */
-	if (paused || database != MyDatabaseId || identifier != GetSystemIdentifier())
+	if (quiet)
 		workers = 0;
 	subscription->wanted = rs_workers_enabled ? workers : 0;
 
+	/* Sessions that drain hold leases as well. */
+	subscription->leases = DatumGetBool(SPI_getbinval(tuple, desc, 10, &isnull)) && !quiet;
+
 	subscription->problem[0] = '\0';
-	if (subscription->wanted > 0)
+	if (subscription->wanted > 0 || subscription->leases)
 		check_owner(subscription);
 	if (subscription->problem[0] != '\0')
+	{
 		subscription->wanted = 0;
+		subscription->leases = false;
+	}
 }
 
 /* Read the subscriptions; false: the extension is not there. */
@@ -177,6 +189,7 @@ read_subscriptions(void)
 
 		subscription->listed = false;
 		subscription->wanted = 0;
+		subscription->leases = false;
 		subscription->problem[0] = '\0';
 	}
 
@@ -189,9 +202,11 @@ read_subscriptions(void)
 	{
 		SPI_connect();
 		PushActiveSnapshot(GetTransactionSnapshot());
-		if (SPI_execute("SELECT id, name, queue::pg_catalog.oid, owner, database, "
-						"system_identifier, paused, workers, xmin "
-						"FROM ruststream.subscription ORDER BY id",
+		if (SPI_execute("SELECT s.id, s.name, s.queue::pg_catalog.oid, s.owner, s.database, "
+						"s.system_identifier, s.paused, s.workers, s.xmin, "
+						"q.locked_until_column IS NOT NULL "
+						"FROM ruststream.subscription AS s JOIN ruststream.queue AS q "
+						"ON q.relation OPERATOR(pg_catalog.=) s.queue ORDER BY s.id",
 						true, 0) != SPI_OK_SELECT)
 			elog(ERROR, "could not read the subscriptions");
 		for (uint64 i = 0; i < SPI_processed; i++)
@@ -234,13 +249,14 @@ out_of_slots(TimestampTz now)
 	if (!TimestampDifferenceExceeds(last_complaint, now, COMPLAIN_MSEC))
 		return;
 	last_complaint = now;
-	ereport(LOG, (errmsg("ruststream cannot start all workers of database \"%s\"", database_name),
+	ereport(LOG, (errmsg("ruststream cannot start all processes of database \"%s\"", database_name),
 				  errhint("Raise max_worker_processes or ruststream.max_workers.")));
 }
 
 /*
- * Start what is missing and due, one worker of each subscription before the
- * second of any.  Returns when to try again at the latest.
+ * Start what is missing and due: the heartbeats first, without which leases
+ * run out, then one worker of each subscription before the second of any.
+ * Returns when to try again at the latest.
  */
 static TimestampTz
 start_missing(void)
@@ -250,6 +266,12 @@ start_missing(void)
 	bool more = true;
 	ListCell *cell;
 
+	if (!rs_owners_start(now, slot_retry, &until))
+	{
+		out_of_slots(now);
+		until = Min(until, slot_retry);
+	}
+
 	for (int round = 1; more; round++)
 	{
 		more = false;
@@ -258,7 +280,9 @@ start_missing(void)
 			RsSupervised *subscription = lfirst(cell);
 			int count = rs_roster_count(subscription);
 
-			if (count >= subscription->wanted)
+			/* What holds back the heartbeat has a time of its own to try again. */
+			if (count >= subscription->wanted ||
+				(subscription->leases && !rs_owner_is_served(subscription->owner)))
 				continue;
 			if (subscription->next_start > now)
 				until = Min(until, subscription->next_start);
@@ -288,7 +312,9 @@ report_problem(RsSupervised *subscription, TimestampTz now)
 {
 	const char *problem = subscription->problem;
 
-	if (rs_roster_count(subscription) < subscription->wanted && slot_retry > now)
+	if (subscription->leases && !rs_owner_is_served(subscription->owner))
+		problem = rs_owner_problem(subscription->owner);
+	else if (rs_roster_count(subscription) < subscription->wanted && slot_retry > now)
 		problem = WAITING_FOR_SLOT;
 	if (strcmp(problem, subscription->reported) == 0)
 		return;
@@ -305,7 +331,10 @@ reconcile(void)
 	bool forget = !adopted;
 
 	if (!adopted)
+	{
 		rs_roster_adopt(subscriptions);
+		rs_owners_adopt();
+	}
 	adopted = true;
 
 	foreach (cell, subscriptions)
@@ -326,6 +355,12 @@ reconcile(void)
 			forget = true;
 		}
 	}
+	if (rs_owners_reap())
+	{
+		slot_failures = 0;
+		slot_retry = 0;
+	}
+	rs_owners_want(subscriptions);
 	if (forget)
 		forget_counters();
 
@@ -445,6 +480,7 @@ rs_supervisor_main(Datum arg)
 		if (!read_subscriptions())
 		{
 			rs_roster_terminate();
+			rs_owners_terminate();
 			rs_stats_forget(MyDatabaseId, NULL, 0);
 			rs_supervisor_absent();
 			proc_exit(0);

@@ -1,10 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * supervisor.h
- *	  What a supervisor keeps in mind: the subscriptions and their workers.
+ *	  What a supervisor keeps in mind: the subscriptions and their workers, the
+ *	  owners and their heartbeats.
  *
- * supervisor.c decides how many workers there should be, roster.c looks after
- * those there are.  All this is private to one process, lives in
+ * supervisor.c decides how many there should be, roster.c and owners.c look
+ * after those there are.  All this is private to one process, lives in
  * TopMemoryContext, and can be built again from the catalog and from shared
  * memory.
  *
@@ -37,6 +38,7 @@ typedef struct RsSupervised
 	TransactionId version; /* xmin of its row: has the registration changed? */
 	bool listed;           /* the row is there */
 	int wanted;            /* how many workers there should be */
+	bool leases;           /* its deliveries hold leases: the owner needs a heartbeat */
 	List *workers;
 
 	char problem[RS_REASON_BYTES];  /* why it cannot have workers; empty: it can */
@@ -58,5 +60,27 @@ extern void rs_roster_stop_surplus(RsSupervised *subscription);
 
 /* Start one worker; false: there is no slot. */
 extern bool rs_roster_start(RsSupervised *subscription);
+
+/* ---------------------------------------------------------------- owners.c */
+
+extern void rs_owners_adopt(void);
+extern void rs_owners_terminate(void);
+
+/* Remove the heartbeats that have left; true if there were any. */
+extern bool rs_owners_reap(void);
+
+/* Say which owners need one; those of others are told to leave. */
+extern void rs_owners_want(List *subscriptions);
+
+/*
+ * Start the heartbeats that are missing and due, none before slot_retry.
+ * Returns false where there is no process for one; lowers *until to when to
+ * try again.
+ */
+extern bool rs_owners_start(TimestampTz now, TimestampTz slot_retry, TimestampTz *until);
+
+/* Is a heartbeat registered for this owner?  Else why not. */
+extern bool rs_owner_is_served(Oid owner);
+extern const char *rs_owner_problem(Oid owner);
 
 #endif /* RUSTSTREAM_SUPERVISOR_H */

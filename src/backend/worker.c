@@ -84,8 +84,8 @@ drop_temporary_tables(void)
  * it, for the worker itself has none.  LISTEN is refused in a background
  * worker, and settings ended with the handler.
  */
-static void
-worker_clean(void)
+void
+rs_session_clean(void)
 {
 	PortalHashTableDeleteAll();
 	DropAllPreparedStatements();
@@ -111,7 +111,7 @@ static const RsSession worker_session = {
 	.begin = worker_begin,
 	.commit = worker_commit,
 	.rollback = worker_rollback,
-	.clean = worker_clean,
+	.clean = rs_session_clean,
 	.loaded = worker_loaded,
 	.rethrows_cancel = false,
 	.trace_level = LOG,

@@ -1,0 +1,363 @@
+/*-------------------------------------------------------------------------
+ *
+ * lease.c
+ *	  Leases in shared memory: taking and ending one, from the side of the
+ *	  delivery; and the entries of the heartbeats.
+ *
+ * A lease is taken without any lock but its own: the delivery writes it, and
+ * then looks at its owner's heartbeat.  The heartbeat says first when it will
+ * look again, and then looks at the leases.  So either it sees the new lease,
+ * or the delivery sees that it looks too late, and calls it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include <signal.h>
+
+#include "datatype/timestamp.h"
+#include "miscadmin.h"
+#include "storage/ipc.h"
+
+#include "backend/backend.h"
+#include "backend/compat.h"
+#include "backend/shared.h"
+
+/* How long a heartbeat that should be there may take to be registered. */
+#define START_TIMEOUT_MSEC 5000
+
+/* The tokens of the delivery that this process has, or had last, in work. */
+static TimestampTz my_token = 0;
+static TimestampTz my_announced = 0;
+
+/* This process as a heartbeat. */
+static RsHeartbeat *my_heartbeat = NULL;
+static uint64 my_cookie = 0;
+
+/* -------------------------------------------------------------- heartbeats */
+
+RsHeartbeat *
+rs_heartbeat_allocate(Oid database, Oid owner, uint64 *cookie)
+{
+	RsHeartbeat *found = NULL;
+	RsDatabase *entry;
+
+	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
+	entry = rs_database_find(database);
+	for (int i = 0; i < RS_MAX_HEARTBEATS && entry != NULL && entry->closing == 0; i++)
+	{
+		RsHeartbeat *heartbeat = &rs_shared->heartbeat[i];
+
+		if (heartbeat->cookie != 0)
+			continue;
+		*cookie = ++rs_shared->last_cookie;
+		heartbeat->cookie = *cookie;
+		heartbeat->pid = 0;
+		heartbeat->latch = NULL;
+		heartbeat->attached_at = 0;
+		heartbeat->database = database;
+		heartbeat->owner = owner;
+		pg_atomic_write_u32(&heartbeat->stop, 0);
+		pg_atomic_write_u32(&heartbeat->busy, 0);
+		pg_atomic_write_u64(&heartbeat->looks_at, (uint64) DT_NOEND);
+		found = heartbeat;
+		break;
+	}
+	LWLockRelease(rs_shared->lock);
+	if (found != NULL)
+		ConditionVariableBroadcast(&rs_shared->started);
+	return found;
+}
+
+void
+rs_heartbeat_free(RsHeartbeat *heartbeat)
+{
+	Assert(LWLockHeldByMeInMode(rs_shared->lock, LW_EXCLUSIVE));
+
+	heartbeat->cookie = 0;
+	heartbeat->pid = 0;
+	heartbeat->database = InvalidOid;
+	heartbeat->owner = InvalidOid;
+}
+
+/*
+ * What a heartbeat had under way when it was ended has been rolled back: one
+ * that has committed is noted before any interrupt.
+ */
+static void
+forget_extensions(uint64 cookie)
+{
+	for (int i = 0; i < rs_shared->slots; i++)
+	{
+		RsLease *lease = &rs_shared->lease[i];
+
+		SpinLockAcquire(&lease->mutex);
+		if (lease->extender == cookie)
+		{
+			lease->extender = 0;
+			lease->announced = lease->token;
+		}
+		SpinLockRelease(&lease->mutex);
+	}
+}
+
+/* Give back this process's entry, and tell the supervisor. */
+static void
+heartbeat_exit(int code, Datum arg)
+{
+	forget_extensions(my_cookie);
+
+	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
+	if (my_heartbeat->cookie == my_cookie)
+	{
+		RsDatabase *database = rs_database_find(my_heartbeat->database);
+
+		rs_heartbeat_free(my_heartbeat);
+		if (database != NULL && database->pid != 0)
+		{
+			database->wanted = true;
+			SetLatch(database->latch);
+		}
+	}
+	LWLockRelease(rs_shared->lock);
+	ConditionVariableBroadcast(&rs_shared->left);
+}
+
+RsHeartbeat *
+rs_heartbeat_attach(const RsHeartbeatArgs *args)
+{
+	RsHeartbeat *heartbeat;
+	RsDatabase *database;
+
+	if (rs_shared == NULL || args->heartbeat < 0 || args->heartbeat >= RS_MAX_HEARTBEATS)
+		return NULL;
+
+	heartbeat = &rs_shared->heartbeat[args->heartbeat];
+	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
+	database = rs_database_find(args->database);
+	if (heartbeat->cookie == args->cookie && heartbeat->pid == 0 && database != NULL &&
+		database->closing == 0)
+	{
+		heartbeat->pid = MyProcPid;
+		heartbeat->latch = MyLatch;
+		heartbeat->attached_at = GetCurrentTimestamp();
+		my_heartbeat = heartbeat;
+		my_cookie = args->cookie;
+	}
+	LWLockRelease(rs_shared->lock);
+	if (my_heartbeat != NULL)
+		on_shmem_exit(heartbeat_exit, (Datum) 0);
+	return my_heartbeat;
+}
+
+/* The heartbeat for an owner in this database; NULL: there is none. */
+static RsHeartbeat *
+find_heartbeat(Oid owner)
+{
+	for (int i = 0; i < RS_MAX_HEARTBEATS; i++)
+	{
+		RsHeartbeat *heartbeat = &rs_shared->heartbeat[i];
+
+		if (heartbeat->owner == owner && heartbeat->database == MyDatabaseId)
+			return heartbeat;
+	}
+	return NULL;
+}
+
+/*
+ * Cancel what a heartbeat has under way.  If that has been over for a moment,
+ * the signal delays the extension of another lease, or finds it idle and does
+ * nothing.
+ */
+static void
+interrupt_heartbeat(uint64 cookie)
+{
+	Assert(LWLockHeldByMe(rs_shared->lock));
+
+	for (int i = 0; i < RS_MAX_HEARTBEATS; i++)
+	{
+		RsHeartbeat *heartbeat = &rs_shared->heartbeat[i];
+
+		if (heartbeat->cookie == cookie && heartbeat->pid != 0)
+			kill(heartbeat->pid, SIGINT);
+	}
+}
+
+/* ------------------------------------------------------ taking and ending one */
+
+/* Have the heartbeat look at a new lease in time. */
+static void
+call_heartbeat(Oid owner, TimestampTz due, TimestampTz serve_by)
+{
+	RsHeartbeat *heartbeat;
+	TimestampTz looks_at;
+	Latch *latch;
+
+	/* The lease is in shared memory; only now look at the heartbeat. */
+	pg_memory_barrier();
+	heartbeat = find_heartbeat(owner);
+	if (heartbeat == NULL)
+		return;
+	(void) pg_atomic_fetch_add_u32(&heartbeat->holds, 1);
+
+	looks_at = (TimestampTz) pg_atomic_read_u64(&heartbeat->looks_at);
+	latch = heartbeat->latch;
+	if (due < looks_at && latch != NULL)
+		SetLatch(latch);
+
+	/* A slow extension that may go on longer than we can wait goes on later. */
+	if (serve_by < looks_at && pg_atomic_read_u32(&heartbeat->busy) != 0)
+	{
+		LWLockAcquire(rs_shared->lock, LW_SHARED);
+		if (heartbeat->owner == owner && heartbeat->database == MyDatabaseId)
+			interrupt_heartbeat(heartbeat->cookie);
+		LWLockRelease(rs_shared->lock);
+	}
+}
+
+void
+rs_lease_hold(const RsSubscription *subscription, const RsDelivery *delivery, TimestampTz token,
+			  int64 lease)
+{
+	int64 seconds = Max((lease + USECS_PER_SEC - 1) / USECS_PER_SEC, 1);
+	int64 length = seconds * USECS_PER_SEC;
+	TimestampTz due = token - length / 2;
+	RsLease *mine;
+
+	my_token = token;
+	my_announced = token;
+	if (rs_shared == NULL || rs_my_slot == NULL || strlen(delivery->id_text) >= RS_LEASE_ID_BYTES)
+		return;
+
+	mine = &rs_shared->lease[rs_my_slot - rs_shared->slot];
+	SpinLockAcquire(&mine->mutex);
+	mine->held = true;
+	mine->lost = false;
+	mine->blocked = false;
+	mine->reported = false;
+	mine->serial++;
+	mine->extender = 0;
+	mine->database = MyDatabaseId;
+	mine->owner = subscription->owner;
+	mine->queue = subscription->queue.relid;
+	mine->token = token;
+	mine->announced = token;
+	mine->length = length;
+	mine->due = due;
+	strlcpy(mine->id, delivery->id_text, RS_LEASE_ID_BYTES);
+	SpinLockRelease(&mine->mutex);
+
+	call_heartbeat(subscription->owner, due, RS_LEASE_SERVE_BY(due, length));
+}
+
+/* End the lease of a slot; returns the heartbeat that is extending it, or 0. */
+static uint64
+end_lease(RsLease *lease, TimestampTz *token, TimestampTz *announced)
+{
+	uint64 extender = 0;
+
+	SpinLockAcquire(&lease->mutex);
+	if (lease->held)
+	{
+		*token = lease->token;
+		*announced = lease->announced;
+		extender = lease->extender;
+		lease->held = false;
+		lease->extender = 0;
+	}
+	SpinLockRelease(&lease->mutex);
+	return extender;
+}
+
+void
+rs_lease_stop(TimestampTz *held, TimestampTz *announced)
+{
+	if (rs_shared != NULL && rs_my_slot != NULL)
+	{
+		uint64 extender =
+			end_lease(&rs_shared->lease[rs_my_slot - rs_shared->slot], &my_token, &my_announced);
+
+		if (extender != 0)
+		{
+			LWLockAcquire(rs_shared->lock, LW_SHARED);
+			interrupt_heartbeat(extender);
+			LWLockRelease(rs_shared->lock);
+		}
+	}
+	*held = my_token;
+	*announced = my_announced;
+}
+
+void
+rs_lease_forget(const RsSlot *slot)
+{
+	TimestampTz token;
+	TimestampTz announced;
+	uint64 extender = end_lease(&rs_shared->lease[slot - rs_shared->slot], &token, &announced);
+
+	if (extender != 0)
+		interrupt_heartbeat(extender);
+}
+
+/* --------------------------------------------------------- can it be extended? */
+
+static bool
+heartbeat_is_there(Oid owner)
+{
+	bool there;
+
+	LWLockAcquire(rs_shared->lock, LW_SHARED);
+	there = (find_heartbeat(owner) != NULL);
+	LWLockRelease(rs_shared->lock);
+	return there;
+}
+
+/* Wait until the supervisor has registered a heartbeat; false: it does not. */
+static bool
+await_heartbeat(Oid owner)
+{
+	TimestampTz deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), START_TIMEOUT_MSEC);
+	bool there;
+
+	ConditionVariablePrepareToSleep(&rs_shared->started);
+	while (!(there = heartbeat_is_there(owner)))
+	{
+		long timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), deadline);
+
+		if (timeout <= 0)
+			break;
+		(void) ConditionVariableTimedSleep(&rs_shared->started, timeout, PG_WAIT_EXTENSION);
+	}
+	ConditionVariableCancelSleep();
+	return there;
+}
+
+static bool
+has_free_session_slot(void)
+{
+	bool found = false;
+
+	LWLockAcquire(rs_shared->lock, LW_SHARED);
+	for (int i = rs_shared->worker_slots; i < rs_shared->slots && !found; i++)
+		found = (rs_shared->slot[i].cookie == 0);
+	LWLockRelease(rs_shared->lock);
+	return found;
+}
+
+const char *
+rs_lease_unavailable(Oid owner)
+{
+	char refusal[RS_REASON_BYTES];
+
+	if (rs_shared == NULL)
+		return "ruststream is not in shared_preload_libraries";
+	if (rs_owner_refusal(owner, refusal, sizeof(refusal)))
+		return pstrdup(refusal);
+	if (rs_my_slot == NULL && !has_free_session_slot())
+		return psprintf("%d sessions are draining already", RS_SESSION_SLOTS);
+	if (!await_heartbeat(owner))
+		return psprintf("no heartbeat is running for role \"%s\": see ruststream.status, and raise "
+						"max_worker_processes if it says so",
+						GetUserNameFromId(owner, true));
+	return NULL;
+}
