@@ -520,6 +520,7 @@ CREATE FUNCTION ruststream.internal_counters(
 	OUT decode_failed bigint,
 	OUT settle_failed bigint,
 	OUT transient bigint,
+	OUT lease_lost bigint,
 	OUT rate double precision,
 	OUT broken text,
 	OUT stats_reset timestamptz)
@@ -535,7 +536,8 @@ CREATE FUNCTION ruststream.internal_workers(
 	OUT since timestamptz,
 	OUT row_id text,
 	OUT attempt bigint,
-	OUT delivery_since timestamptz)
+	OUT delivery_since timestamptz,
+	OUT lease_until timestamptz)
 RETURNS SETOF record
 LANGUAGE c VOLATILE ROWS 10
 AS 'MODULE_PATHNAME', 'rs_sql_workers';
@@ -568,11 +570,12 @@ AS 'MODULE_PATHNAME', 'rs_sql_no_workers';
 
 CREATE FUNCTION ruststream.internal_transaction_plan(
 	OUT form text,
+	OUT transactional boolean,
 	OUT outcome text,
 	OUT step integer,
 	OUT action text)
 RETURNS SETOF record
-LANGUAGE c STABLE ROWS 50
+LANGUAGE c STABLE ROWS 250
 AS 'MODULE_PATHNAME', 'rs_sql_transaction_plan';
 
 ----------------------------------------------------------------------- views
@@ -652,6 +655,7 @@ SELECT s.name AS subscription, s.queue, s.owner,
 	coalesce(c.decode_failed, 0) AS decode_failed,
 	coalesce(c.settle_failed, 0) AS settle_failed,
 	coalesce(c.transient, 0) AS transient,
+	coalesce(c.lease_lost, 0) AS lease_lost,
 	c.rate,
 	c.stats_reset
 FROM ruststream.internal_subscription AS s
@@ -706,8 +710,7 @@ FROM ruststream.internal_workers() AS w
 -- Every row whose handler is running.
 CREATE VIEW ruststream.delivery_in_work WITH (security_barrier) AS
 SELECT s.name AS subscription, s.queue, w.row_id AS id, w.attempt, w.pid,
-	w.delivery_since AS since,
-	NULL::timestamptz AS lease_until
+	w.delivery_since AS since, w.lease_until
 FROM ruststream.internal_workers() AS w
 	JOIN ruststream.internal_subscription AS s ON s.id = w.subscription_id
 WHERE s.is_member AND w.delivery_since IS NOT NULL;
@@ -721,9 +724,9 @@ FROM ruststream.failure_history AS f
 WHERE s.is_member
 ORDER BY f.id;
 
--- The steps of a delivery, by form and outcome, from the table the engine itself obeys.
+-- The steps of a delivery, by form, mode and outcome, from the table the engine itself obeys.
 CREATE VIEW ruststream.transaction_plan AS
-SELECT p.form::ruststream.form AS form, p.outcome, p.step, p.action
+SELECT p.form::ruststream.form AS form, p.transactional, p.outcome, p.step, p.action
 FROM ruststream.internal_transaction_plan() AS p;
 
 COMMENT ON VIEW ruststream.status IS 'one row a subscription: state in words, workers, depth, rate, last error';
@@ -732,7 +735,7 @@ COMMENT ON VIEW ruststream.stat_queue IS 'what waits in each queue; counted up t
 COMMENT ON VIEW ruststream.stat_worker IS 'every process that delivers, and what it is doing';
 COMMENT ON VIEW ruststream.delivery_in_work IS 'every row whose handler is running';
 COMMENT ON VIEW ruststream.failure IS 'the newest failures of each subscription';
-COMMENT ON VIEW ruststream.transaction_plan IS 'the steps of a delivery, by form and outcome';
+COMMENT ON VIEW ruststream.transaction_plan IS 'the steps of a delivery, by form, mode and outcome';
 
 REVOKE ALL ON ruststream.internal_subscription FROM PUBLIC;
 GRANT SELECT ON ruststream.status, ruststream.stat_subscription, ruststream.stat_queue,

@@ -96,6 +96,7 @@ typedef struct RsSubscription
 	RsQueue queue;
 	RsHandler handler;
 	rs_policy policy;
+	int64 lease;                /* how long a claim lasts, microseconds; lease form */
 	Oid dead_letter_table;      /* InvalidOid: none, or a group */
 	char *dead_letter_group;    /* NULL: none, or a table */
 	rs_destination destination; /* filled where there is such a table */
@@ -125,6 +126,12 @@ extern void rs_catalog_init(void);
  */
 extern RsSubscription *rs_subscription_load(int32 id, bool missing_ok, MemoryContext parent);
 extern int32 rs_subscription_id(const char *name, bool missing_ok);
+
+/*
+ * Refuse to deliver at a level that does not see its own lease; the default of
+ * this session counts where none is declared.
+ */
+extern void rs_subscription_check_level(const RsSubscription *subscription);
 
 /*
  * Read a queue's description and bind it to its table; all its strings in the
@@ -202,6 +209,17 @@ typedef struct RsDelivery
 	bool priority_isnull;
 	bool was_delayed; /* had a retry_after */
 	TimestampTz claimed_at;
+
+	/*
+	 * Lease form: the token that the claim wrote, and the one that an extension
+	 * may have put in its place.  Both are up to date once the extensions have
+	 * been stopped (holds_lease is false again).
+	 */
+	bool holds_lease;
+	TimestampTz token;
+	TimestampTz announced;
+
+	char *key; /* advisory lock form: what is locked; NULL: nothing (any more) */
 } RsDelivery;
 
 /* Ways of holding a transaction: a worker's own, or drain's through SPI. */
@@ -335,7 +353,8 @@ extern void rs_failure_prune(void);
 	X(RS_COUNT_FAILED, "failed")                                                                   \
 	X(RS_COUNT_DECODE_FAILED, "decode_failed")                                                     \
 	X(RS_COUNT_SETTLE_FAILED, "settle_failed")                                                     \
-	X(RS_COUNT_TRANSIENT, "transient")
+	X(RS_COUNT_TRANSIENT, "transient")                                                             \
+	X(RS_COUNT_LEASE_LOST, "lease_lost")
 
 typedef enum RsCounter
 {

@@ -125,6 +125,16 @@ find_column(Relation relation, const char *name, const char *argument)
 	return NULL;
 }
 
+/* How many digits a time's column keeps of a second. */
+static int32
+precision_of(Form_pg_attribute attribute)
+{
+	int32 typmod = attribute->atttypmod;
+
+	(void) getBaseTypeAndTypmod(attribute->atttypid, &typmod);
+	return typmod < 0 ? MAX_TIMESTAMP_PRECISION : typmod;
+}
+
 static void
 check_role_column(Relation relation, rs_role role, Form_pg_attribute attribute)
 {
@@ -141,6 +151,16 @@ check_role_column(Relation relation, rs_role role, Form_pg_attribute attribute)
 												 "reads it.")
 									 : 0,
 				errhint("%s", rule->hint));
+
+	/* A token that the column rounds would never be found again. */
+	if (role == RS_ROLE_LOCKED_UNTIL && precision_of(attribute) < MAX_TIMESTAMP_PRECISION)
+		ereport(ERROR, errcode(ERRCODE_DATATYPE_MISMATCH),
+				errmsg("column \"%s\" of table %s cannot be the %s column: it is of type %s", name,
+					   rs_relation_label(RelationGetRelid(relation)), rs_role_word(role),
+					   format_type_with_typemod(attribute->atttypid, attribute->atttypmod)),
+				errdetail("It rounds what is stored, and a lease is known by its exact time."),
+				errhint("This role needs a column of type timestamp with time zone, without a "
+						"precision."));
 
 	if (rule->settled && attribute->attgenerated != '\0')
 		ereport(ERROR, errcode(ERRCODE_GENERATED_ALWAYS),

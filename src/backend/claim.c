@@ -1,7 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * claim.c
- *	  Finding the next row, and leaving one alone that has just failed.
+ *	  Finding the next row, in each form, and leaving one alone that has just
+ *	  failed.
  *
  *-------------------------------------------------------------------------
  */
@@ -30,18 +31,25 @@ set_common_values(const RsSubscription *subscription, RsValues *values)
 void
 rs_delivery_values(const RsSubscription *subscription, const RsDelivery *delivery, RsValues *values)
 {
+	bool counted = rs_table_form(&subscription->queue.table) != RS_FORM_ROW_LOCK;
+
 	set_common_values(subscription, values);
 	rs_value_set(values, RS_PARAM_ID, delivery->id, 0);
-	rs_value_set(values, RS_PARAM_ATTEMPT, Int64GetDatum(delivery->attempt), 0);
+	/* What the row holds now. */
+	rs_value_set(values, RS_PARAM_ATTEMPT, Int64GetDatum(delivery->attempt + counted), 0);
+	rs_value_set(values, RS_PARAM_TOKEN, TimestampTzGetDatum(delivery->token), 0);
+	rs_value_set(values, RS_PARAM_ANNOUNCED, TimestampTzGetDatum(delivery->announced), 0);
+	if (delivery->key != NULL)
+		rs_value_set(values, RS_PARAM_KEY, CStringGetTextDatum(delivery->key), 0);
 }
 
-/* Copy a column of the only result row into the current context. */
+/* Copy a column of a result row into the current context. */
 static Datum
-fetch(int column, bool *isnull)
+fetch(int row, int column, bool *isnull)
 {
 	TupleDesc descriptor = SPI_tuptable->tupdesc;
 	Form_pg_attribute attribute = TupleDescAttr(descriptor, column - 1);
-	Datum value = SPI_getbinval(SPI_tuptable->vals[0], descriptor, column, isnull);
+	Datum value = SPI_getbinval(SPI_tuptable->vals[row], descriptor, column, isnull);
 
 	return *isnull ? (Datum) 0 : datumCopy(value, attribute->attbyval, attribute->attlen);
 }
@@ -95,6 +103,11 @@ claim_operation(const RsEngine *engine, bool behind_mark)
 {
 	bool row = engine->subscription->handler.input == RS_INPUT_ROW;
 
+	if (rs_table_form(&engine->subscription->queue.table) == RS_FORM_ADVISORY_LOCK)
+		return !behind_mark                   ? RS_OP_CANDIDATES
+			   : engine->mark_priority_isnull ? RS_OP_CANDIDATES_BEHIND
+											  : RS_OP_CANDIDATES_BEHIND_PRIORITY;
+
 	if (!behind_mark)
 		return row ? RS_OP_CLAIM_ROW : RS_OP_CLAIM_PAYLOAD;
 	if (engine->mark_priority_isnull)
@@ -102,13 +115,13 @@ claim_operation(const RsEngine *engine, bool behind_mark)
 	return row ? RS_OP_CLAIM_ROW_BEHIND_PRIORITY : RS_OP_CLAIM_PAYLOAD_BEHIND_PRIORITY;
 }
 
-/* Find and lock the first row: behind the mark while it lasts, else of all. */
-static bool
-find_row(RsEngine *engine, RsValues *values)
+/* Find the first rows, behind the mark while it lasts, else of all: how many? */
+static int
+find_rows(RsEngine *engine, RsValues *values)
 {
 	TimestampTz now = DatumGetTimestampTz(values->value[RS_PARAM_NOW]);
 	bool has_mark = engine->has_mark && now < engine->mark_until;
-	bool found;
+	int found;
 
 	engine->has_mark = false;
 	if (has_mark)
@@ -116,17 +129,63 @@ find_row(RsEngine *engine, RsValues *values)
 		rs_value_set(values, RS_PARAM_ID, engine->mark_id, 0);
 		if (!engine->mark_priority_isnull)
 			rs_value_set(values, RS_PARAM_PRIORITY, Int64GetDatum(engine->mark_priority), 0);
-		if (rs_query(engine->plans, claim_operation(engine, true), values) > 0)
-			return true;
+		found = (int) rs_query(engine->plans, claim_operation(engine, true), values);
+		if (found > 0)
+			return found;
 		SPI_freetuptable(SPI_tuptable);
 	}
 
-	found = rs_query(engine->plans, claim_operation(engine, false), values) > 0;
-	if (!found)
+	found = (int) rs_query(engine->plans, claim_operation(engine, false), values);
+	if (found == 0)
 		SPI_freetuptable(SPI_tuptable);
 	engine->mark_until = GetCurrentTimestamp();
 	engine->mark_until += (engine->mark_until - now) * RS_MARK_LIFE;
 	return found;
+}
+
+/* Nothing is due: when will something be, as far as one look can tell? */
+static void
+look_ahead(RsEngine *engine, const RsValues *values)
+{
+	bool isnull;
+
+	engine->next_due = 0;
+	SPI_tuptable = NULL;
+	if (rs_query(engine->plans, RS_OP_NEXT_DUE, values) == 1)
+		engine->next_due = DatumGetTimestampTz(fetch(0, 1, &isnull));
+	SPI_freetuptable(SPI_tuptable);
+}
+
+/*
+ * A value that may outlive its row: where the claim's transaction is not the
+ * handler's, what is stored elsewhere must be fetched now.
+ */
+static Datum
+fetch_for_later(const RsSubscription *subscription, int column, bool *isnull)
+{
+	bool toasted = TupleDescAttr(SPI_tuptable->tupdesc, column - 1)->attlen == -1;
+	Datum value = fetch(0, column, isnull);
+
+	if (*isnull || !toasted || rs_table_form(&subscription->queue.table) == RS_FORM_ROW_LOCK)
+		return value;
+	return PointerGetDatum(PG_DETOAST_DATUM(value));
+}
+
+/* Fill in a delivery from the result of a claim or a take, and free that. */
+static void
+read_delivery(const RsSubscription *subscription, RsDelivery *delivery)
+{
+	bool isnull;
+
+	delivery->id = fetch(0, 1, &isnull);
+	delivery->id_text = id_as_text(delivery->id, subscription->queue.type[RS_ROLE_ID]);
+	delivery->attempt = DatumGetInt64(fetch(0, 2, &isnull));
+	delivery->headers = fetch_for_later(subscription, 3, &delivery->headers_isnull);
+	delivery->input = fetch_for_later(subscription, 4, &delivery->input_isnull);
+	delivery->priority = DatumGetInt64(fetch(0, 5, &delivery->priority_isnull));
+	(void) fetch(0, 6, &isnull);
+	delivery->was_delayed = !isnull;
+	SPI_freetuptable(SPI_tuptable);
 }
 
 bool
@@ -134,31 +193,69 @@ rs_claim(RsEngine *engine, RsDelivery *delivery)
 {
 	const RsSubscription *subscription = engine->subscription;
 	RsValues values;
-	bool isnull;
 
 	set_common_values(subscription, &values);
 	rs_value_set(&values, RS_PARAM_LIMIT, Int64GetDatum(1), 0);
 	delivery->claimed_at = DatumGetTimestampTz(values.value[RS_PARAM_NOW]);
-
-	if (!find_row(engine, &values))
+	if (rs_table_form(&subscription->queue.table) == RS_FORM_LEASE)
 	{
-		engine->next_due = 0;
-		SPI_tuptable = NULL;
-		if (rs_query(engine->plans, RS_OP_NEXT_DUE, &values) == 1)
-			engine->next_due = DatumGetTimestampTz(fetch(1, &isnull));
+		delivery->token = delivery->announced = delivery->claimed_at + subscription->lease;
+		rs_value_set(&values, RS_PARAM_TOKEN, TimestampTzGetDatum(delivery->token), 0);
+	}
+
+	if (find_rows(engine, &values) == 0)
+	{
+		look_ahead(engine, &values);
+		return false;
+	}
+	read_delivery(subscription, delivery);
+	return true;
+}
+
+int
+rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates)
+{
+	RsValues values;
+	int found;
+
+	set_common_values(engine->subscription, &values);
+	rs_value_set(&values, RS_PARAM_LIMIT, Int64GetDatum(RS_MAX_CANDIDATES), 0);
+	rs_value_set(&values, RS_PARAM_HELD_TOO, BoolGetDatum(held_too), 0);
+	found = find_rows(engine, &values);
+	if (found == 0)
+	{
+		look_ahead(engine, &values);
+		return 0;
+	}
+
+	found = Min(found, RS_MAX_CANDIDATES);
+	for (int i = 0; i < found; i++)
+	{
+		bool isnull;
+
+		candidates[i].id = fetch(i, 1, &isnull);
+		candidates[i].key = TextDatumGetCString(fetch(i, 2, &isnull));
+	}
+	SPI_freetuptable(SPI_tuptable);
+	return found;
+}
+
+bool
+rs_claim_take(RsEngine *engine, RsDelivery *delivery)
+{
+	const RsSubscription *subscription = engine->subscription;
+	rs_operation operation =
+		subscription->handler.input == RS_INPUT_ROW ? RS_OP_TAKE_ROW : RS_OP_TAKE_PAYLOAD;
+	RsValues values;
+
+	rs_delivery_values(subscription, delivery, &values);
+	delivery->claimed_at = DatumGetTimestampTz(values.value[RS_PARAM_NOW]);
+	if (rs_query(engine->plans, operation, &values) == 0)
+	{
 		SPI_freetuptable(SPI_tuptable);
 		return false;
 	}
-
-	delivery->id = fetch(1, &isnull);
-	delivery->id_text = id_as_text(delivery->id, subscription->queue.type[RS_ROLE_ID]);
-	delivery->attempt = DatumGetInt64(fetch(2, &isnull));
-	delivery->headers = fetch(3, &delivery->headers_isnull);
-	delivery->input = fetch(4, &delivery->input_isnull);
-	delivery->priority = DatumGetInt64(fetch(5, &delivery->priority_isnull));
-	(void) fetch(6, &isnull);
-	delivery->was_delayed = !isnull;
-	SPI_freetuptable(SPI_tuptable);
+	read_delivery(subscription, delivery);
 	return true;
 }
 

@@ -1,9 +1,10 @@
 /*-------------------------------------------------------------------------
  *
  * deliver.c
- *	  One delivery, from its claim to its settlement.
+ *	  One delivery, from its claim to its settlement: the row lock lane, and
+ *	  what all lanes have in common.
  *
- * This is the row lock lane of the contract:
+ * The row lock lane of the contract:
  *
  *		BEGIN, CLAIM, SAVEPOINT ruststream_claim, HANDLER
  *		  ack:              SETTLE, COMMIT
@@ -11,13 +12,14 @@
  *
  * The lock that the claim takes on the row is held by the transaction until
  * its end, so nobody else can have the row between the claim and the commit,
- * and a crash at any point gives it back as it was.  What follows the handler
- * is not decided here: rs_settle says which steps remain and which statements
- * settle, and we walk through them.
+ * and a crash at any point gives it back as it was.  The other lanes are in
+ * lane_lease.c and lane_advisory.c.  What follows the handler is not decided
+ * here: rs_settle says which steps remain and which statements settle, and we
+ * walk through them.
  *
  * Errors are told apart by where they surface.  In the handler (or the
- * deferred constraints of its writes, which we fire inside the savepoint) they
- * are the handler's: the savepoint undoes it, the policy settles.  In the
+ * deferred constraints of its writes, which we fire before the settlement) they
+ * are the handler's: its writes are undone, the policy settles.  In the
  * settlement or the COMMIT everything is rolled back, and the row is settled as failed
  * in a transaction of its own.  Transient failures (serialization, deadlock)
  * roll back everything wherever they surface, since a savepoint cannot be
@@ -63,58 +65,95 @@ handler_error_context(void *arg)
 			   work->delivery.id_text, work->delivery.attempt, work->engine->subscription->name);
 }
 
+/* Are the handler's writes kept, now that it has answered? */
+static bool
+keeps_writes(const RsWork *work)
+{
+	return work->answer.outcome == RS_OUTCOME_ACK ||
+		   !work->engine->subscription->policy.transactional;
+}
+
+/* Decode the row and call the handler, in the current transaction. */
+static void
+call_handler(RsWork *work)
+{
+	RsEngine *engine = work->engine;
+	ErrorContextCallback callback = {.callback = handler_error_context, .arg = work};
+	int nest_level;
+
+	callback.previous = error_context_stack;
+	error_context_stack = &callback;
+	/* Whatever the handler sets, role and search_path included, ends with it. */
+	nest_level = NewGUCNestLevel();
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	work->stage = RS_STAGE_DECODE;
+	rs_handler_decode(engine->subscription, &work->delivery);
+	work->stage = RS_STAGE_HANDLER;
+	rs_trace_step(engine, RS_STEP_HANDLER, "");
+	work->answer = rs_handler_call(engine->subscription, &work->delivery);
+	PopActiveSnapshot();
+	if (keeps_writes(work))
+		fire_deferred_constraints();
+
+	AtEOXact_GUC(false, nest_level);
+	error_context_stack = callback.previous;
+	RS_FAILPOINT("after_handler");
+}
+
+/* The handler has failed: keep the error, for the settlement. */
+static void
+keep_error(RsWork *work)
+{
+	MemoryContextSwitchTo(work->engine->delivery_context);
+	work->error = CopyErrorData();
+	FlushErrorState();
+	if (work->error->sqlerrcode == ERRCODE_INVALID_TRANSACTION_TERMINATION &&
+		work->error->hint == NULL)
+		work->error->hint = pstrdup("A handler works inside its delivery's transaction, which is "
+									"not its to end: return an outcome instead.");
+}
+
 /*
- * Decode the row and call the handler, below a savepoint.  Ends with the
- * savepoint released after an ack, and open after any other answer and after
- * an error, which is left in work->error.
+ * What cannot be left to a settlement is raised again, so that everything is
+ * rolled back.
  */
 static void
-handle(RsWork *work)
+raise_what_is_no_failure(const RsWork *work)
+{
+	if (work->error != NULL &&
+		(rs_is_transient(work->error) || (work->error->sqlerrcode == ERRCODE_QUERY_CANCELED &&
+										  work->engine->session->rethrows_cancel)))
+		ReThrowError(work->error);
+}
+
+/*
+ * Below a savepoint, in the claim's transaction.  Ends with the savepoint
+ * released where the handler's writes are kept, and open after any other
+ * answer and after an error.
+ */
+static void
+handle_below_savepoint(RsWork *work)
 {
 	RsEngine *engine = work->engine;
 	ResourceOwner save_owner = CurrentResourceOwner;
-	ErrorContextCallback callback = {.callback = handler_error_context, .arg = work};
 
 	rs_trace_step(engine, RS_STEP_SAVEPOINT, "");
 	BeginInternalSubTransaction("ruststream_claim");
 	MemoryContextSwitchTo(engine->delivery_context);
 	RS_FAILPOINT("after_savepoint");
 
-	callback.previous = error_context_stack;
-	error_context_stack = &callback;
-
 	PG_TRY();
 	{
-		/* Whatever the handler sets, role and search_path included, ends with it. */
-		int nest_level = NewGUCNestLevel();
-
-		PushActiveSnapshot(GetTransactionSnapshot());
-		work->stage = RS_STAGE_DECODE;
-		rs_handler_decode(engine->subscription, &work->delivery);
-		work->stage = RS_STAGE_HANDLER;
-		rs_trace_step(engine, RS_STEP_HANDLER, "");
-		work->answer = rs_handler_call(engine->subscription, &work->delivery);
-		PopActiveSnapshot();
-		if (work->answer.outcome == RS_OUTCOME_ACK)
-			fire_deferred_constraints();
-		AtEOXact_GUC(false, nest_level);
-		RS_FAILPOINT("after_handler");
+		call_handler(work);
 	}
 	PG_CATCH();
 	{
-		MemoryContextSwitchTo(engine->delivery_context);
-		work->error = CopyErrorData();
-		FlushErrorState();
-		if (work->error->sqlerrcode == ERRCODE_INVALID_TRANSACTION_TERMINATION &&
-			work->error->hint == NULL)
-			work->error->hint =
-				pstrdup("A handler works inside its delivery's transaction, which is "
-						"not its to end: return an outcome instead.");
+		keep_error(work);
 	}
 	PG_END_TRY();
 
-	error_context_stack = callback.previous;
-	if (work->error == NULL && work->answer.outcome == RS_OUTCOME_ACK)
+	if (work->error == NULL && keeps_writes(work))
 	{
 		ReleaseCurrentSubTransaction();
 		CurrentResourceOwner = save_owner;
@@ -123,11 +162,117 @@ handle(RsWork *work)
 }
 
 /*
- * What remains of the lane after the handler, as rs_settle has decided it.
- * Called with the savepoint released (an ack) or open (anything else).
+ * In the delivery's transaction.  After an error it is left to the ROLLBACK
+ * that is the next step.
  */
 static void
-finish(RsWork *work, ResourceOwner outer_owner)
+handle_in_transaction(RsWork *work)
+{
+	RsEngine *engine = work->engine;
+
+	rs_engine_begin(engine, engine->subscription->queue.table.isolation);
+	RS_FAILPOINT("after_begin_delivery");
+	PG_TRY();
+	{
+		call_handler(work);
+	}
+	PG_CATCH();
+	{
+		keep_error(work);
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(engine->delivery_context);
+}
+
+/* In a transaction of its own, which is no step of the lane. */
+static void
+handle_apart(RsWork *work)
+{
+	const RsSession *session = work->engine->session;
+
+	PG_TRY();
+	{
+		session->begin(RS_ISOLATION_DEFAULT);
+		MemoryContextSwitchTo(work->engine->delivery_context);
+		call_handler(work);
+		session->commit();
+	}
+	PG_CATCH();
+	{
+		keep_error(work);
+		session->rollback();
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(work->engine->delivery_context);
+}
+
+void
+rs_handle_claimed(RsWork *work)
+{
+	if (work->engine->subscription->policy.transactional)
+		handle_in_transaction(work);
+	else
+		handle_apart(work);
+	raise_what_is_no_failure(work);
+}
+
+/* ----------------------------------------------------------------- finishing */
+
+/* Can the handler have inserted into the queue without our knowing? */
+static bool
+was_apart(const RsEngine *engine)
+{
+	return rs_table_form(&engine->subscription->queue.table) != RS_FORM_ROW_LOCK &&
+		   !engine->subscription->policy.transactional;
+}
+
+/* One step of what remains after the handler; false: the row is lost. */
+static bool
+take_step(RsWork *work, rs_step step, const rs_settlement *settlement)
+{
+	RsEngine *engine = work->engine;
+
+	switch (step)
+	{
+		case RS_STEP_ROLLBACK_TO:
+			rs_trace_step(engine, step, "");
+			RollbackAndReleaseCurrentSubTransaction();
+			MemoryContextSwitchTo(engine->delivery_context);
+			CurrentResourceOwner = work->outer_owner;
+			RS_FAILPOINT("after_rollback_to");
+			return true;
+		case RS_STEP_ROLLBACK:
+			rs_engine_rollback(engine);
+			RS_FAILPOINT("after_rollback");
+			return true;
+		case RS_STEP_BEGIN:
+			rs_engine_begin(engine, RS_ISOLATION_READ_COMMITTED);
+			return true;
+		case RS_STEP_SETTLE:
+			if (!rs_settle_delivery(engine, &work->delivery, settlement, work->answer.delay))
+				return false;
+			rs_record_failure(work);
+			return true;
+		case RS_STEP_COMMIT:
+			RS_FAILPOINT("before_commit");
+			if (!rs_key_is_held(&work->delivery))
+				return false;
+			work->inserted |= rs_wake_is_marked(engine->subscription->queue.relid);
+			rs_engine_commit(engine);
+			RS_FAILPOINT("after_commit");
+			return true;
+		case RS_STEP_UNLOCK:
+			rs_unlock_key(engine, &work->delivery);
+			RS_FAILPOINT("after_unlock");
+			return true;
+		default:
+			elog(ERROR, "unexpected step after a handler: %s", rs_step_word(step));
+			return false;
+	}
+}
+
+void
+rs_finish(RsWork *work)
 {
 	RsEngine *engine = work->engine;
 	const RsSubscription *subscription = engine->subscription;
@@ -137,39 +282,22 @@ finish(RsWork *work, ResourceOwner outer_owner)
 	rs_settlement settlement =
 		rs_settle(&subscription->queue.table, &subscription->policy, cause, work->answer.outcome,
 				  work->answer.has_delay, work->delivery.attempt);
-	bool inserted = false;
 
 	work->stage = RS_STAGE_SETTLE;
+	work->inserted = was_apart(engine);
 	if (settlement.lacks_dead_letter)
 		work->error = rs_lacking_dead_letter(engine, work->answer.reason);
 
 	for (const rs_step *step = settlement.steps; *step != RS_STEP_END; step++)
 	{
-		switch (*step)
-		{
-			case RS_STEP_ROLLBACK_TO:
-				rs_trace_step(engine, *step, "");
-				RollbackAndReleaseCurrentSubTransaction();
-				MemoryContextSwitchTo(engine->delivery_context);
-				CurrentResourceOwner = outer_owner;
-				RS_FAILPOINT("after_rollback_to");
-				break;
-			case RS_STEP_SETTLE:
-				rs_settle_delivery(engine, &work->delivery, &settlement, work->answer.delay);
-				rs_record_failure(work);
-				break;
-			case RS_STEP_COMMIT:
-				RS_FAILPOINT("before_commit");
-				inserted = rs_wake_is_marked(subscription->queue.relid);
-				rs_engine_commit(engine);
-				RS_FAILPOINT("after_commit");
-				break;
-			default:
-				elog(ERROR, "unexpected step after a handler: %s", rs_step_word(*step));
-		}
+		if (take_step(work, *step, &settlement))
+			continue;
+		rs_engine_rollback(engine);
+		rs_lose(work);
+		return;
 	}
 
-	if (settlement.operation == RS_OP_ACK && subscription->queue.wake && !inserted &&
+	if (settlement.operation == RS_OP_ACK && subscription->queue.wake && !work->inserted &&
 		!work->delivery.was_delayed)
 		rs_claim_mark(engine, &work->delivery);
 	rs_forget_transient_failures(engine);
@@ -184,16 +312,26 @@ finish(RsWork *work, ResourceOwner outer_owner)
 	rs_count_settlement(settlement.outcome, work->error != NULL);
 }
 
-/* --------------------------------------------------------------- the lane */
+/* --------------------------------------------------------------- the lanes */
+
+void
+rs_begin_work(RsWork *work)
+{
+	/* Where there was one row there may be more: have a neighbour look. */
+	rs_wake_idle(false);
+	rs_wake_neighbour(work->engine->subscription->queue.relid);
+
+	rs_stats_delivery_begin(&work->delivery);
+	rs_stats_state(RS_WORKER_DELIVERING);
+}
 
 static RsProgress
-deliver_one(RsWork *work)
+deliver_row_lock(RsWork *work)
 {
 	RsEngine *engine = work->engine;
-	ResourceOwner outer_owner = CurrentResourceOwner;
 	bool claimed;
 
-	MemoryContextSwitchTo(engine->delivery_context);
+	work->outer_owner = CurrentResourceOwner;
 	RS_FAILPOINT("after_begin");
 	claimed = rs_claim(engine, &work->delivery);
 	rs_trace_step(engine, RS_STEP_CLAIM, claimed ? "1" : "0");
@@ -209,23 +347,27 @@ deliver_one(RsWork *work)
 		return RS_PROGRESS_HELD;
 	}
 
-	/* Where there was one row there may be more: have a neighbour look. */
-	rs_wake_idle(false);
-	rs_wake_neighbour(engine->subscription->queue.relid);
-
-	rs_stats_delivery_begin(&work->delivery);
-	rs_stats_state(RS_WORKER_DELIVERING);
-	handle(work);
-	/*
-	 * What cannot be left to the savepoint: raised again outside it, so that
-	 * everything is rolled back.
-	 */
-	if (work->error != NULL &&
-		(rs_is_transient(work->error) ||
-		 (work->error->sqlerrcode == ERRCODE_QUERY_CANCELED && engine->session->rethrows_cancel)))
-		ReThrowError(work->error);
-	finish(work, outer_owner);
+	rs_begin_work(work);
+	handle_below_savepoint(work);
+	raise_what_is_no_failure(work);
+	rs_finish(work);
 	return RS_PROGRESS_DELIVERED;
+}
+
+/* Deliver in the form that the queue has; a transaction has begun. */
+static RsProgress
+deliver_one(RsWork *work)
+{
+	MemoryContextSwitchTo(work->engine->delivery_context);
+	switch (rs_table_form(&work->engine->subscription->queue.table))
+	{
+		case RS_FORM_LEASE:
+			return rs_deliver_lease(work);
+		case RS_FORM_ADVISORY_LOCK:
+			return rs_deliver_advisory(work);
+		default:
+			return deliver_row_lock(work);
+	}
 }
 
 RsProgress

@@ -2,7 +2,8 @@
  *
  * delivery.h
  *	  What the files of the delivery engine share: engine.c (the subscription
- *	  and the transactions), claim.c, deliver.c (the lane), settlement.c and
+ *	  and the transactions), claim.c, deliver.c (the row lock lane, and what all
+ *	  lanes have in common), lane_lease.c, lane_advisory.c, settlement.c and
  *	  recover.c.  The rest of the backend sees rs_deliver alone.
  *
  *-------------------------------------------------------------------------
@@ -28,7 +29,9 @@ typedef struct RsWork
 	RsStage stage;
 	RsDelivery delivery;
 	RsAnswer answer;
-	ErrorData *error; /* why the delivery failed, in the delivery's context */
+	ErrorData *error;          /* why the delivery failed, in the delivery's context */
+	ResourceOwner outer_owner; /* of the transaction around the savepoint */
+	bool inserted;             /* perhaps into its own queue, in what is committed */
 } RsWork;
 
 /* ---------------------------------------------------------------- engine.c */
@@ -45,7 +48,7 @@ extern void rs_engine_commit(RsEngine *engine);
 extern void rs_engine_rollback(RsEngine *engine);
 
 /*
- * Begin the delivery's transaction with a subscription that is up to date.
+ * Begin the claim's transaction with a subscription that is up to date.
  * Returns false where there is nothing to deliver for (and no transaction).
  */
 extern bool rs_engine_begin_delivery(RsEngine *engine);
@@ -59,6 +62,24 @@ extern void rs_delivery_values(const RsSubscription *subscription, const RsDeliv
 /* Claim one row.  Returns false where none is due; engine->next_due is set then. */
 extern bool rs_claim(RsEngine *engine, RsDelivery *delivery);
 
+/* A row that may be taken once its key is locked. */
+typedef struct RsCandidate
+{
+	Datum id;
+	char *key;
+} RsCandidate;
+
+#define RS_MAX_CANDIDATES 10
+
+/*
+ * Advisory lock form.  The first rows that are due and their keys; held_too:
+ * also those whose key another session holds.  Returns how many, 0 as above.
+ * Then, with the key of one locked and in delivery->key, take it: false where it
+ * is not to be claimed any more.
+ */
+extern int rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates);
+extern bool rs_claim_take(RsEngine *engine, RsDelivery *delivery);
+
 /* The row has been ended: the next claim may go on behind it. */
 extern void rs_claim_mark(RsEngine *engine, const RsDelivery *delivery);
 
@@ -66,14 +87,49 @@ extern void rs_claim_mark(RsEngine *engine, const RsDelivery *delivery);
 extern void rs_claim_hold(RsEngine *engine, const RsDelivery *delivery);
 extern bool rs_claim_is_held(const RsEngine *engine, const RsDelivery *delivery);
 
+/* --------------------------------------------------------------- deliver.c */
+
+/* A row is in work: say so, and have a neighbour look for the next one. */
+extern void rs_begin_work(RsWork *work);
+
+/*
+ * Decode the row and call the handler where the claim's transaction is over: in
+ * the delivery's transaction, which stays open, or, where the subscription is
+ * not transactional, in one of its own that is over afterwards, too.  An error
+ * of the handler is left in work->error; what is no failure of the delivery
+ * (transient, or a cancel of the caller's) is raised again.
+ */
+extern void rs_handle_claimed(RsWork *work);
+
+/* Walk through what remains of the lane after the handler. */
+extern void rs_finish(RsWork *work);
+
+/* ------------------------------------------------------------ lane_lease.c */
+
+extern RsProgress rs_deliver_lease(RsWork *work);
+
+/* Extend the lease no further, and learn which tokens the row may hold. */
+extern void rs_stop_lease(RsDelivery *delivery);
+
+/* --------------------------------------------------------- lane_advisory.c */
+
+extern RsProgress rs_deliver_advisory(RsWork *work);
+
+/* Does this session still hold the delivery's key?  True where it has none. */
+extern bool rs_key_is_held(const RsDelivery *delivery);
+
+/* Release it; also where the handler has done so before, or there is none. */
+extern void rs_unlock_key(const RsEngine *engine, RsDelivery *delivery);
+
 /* ------------------------------------------------------------ settlement.c */
 
 /*
  * Execute the statements of a settlement, in the current transaction.
- * given_delay is the handler's own delay, in microseconds.  Errors: 55000
- * where they have changed nothing, though the row is still there.
+ * given_delay is the handler's own delay, in microseconds.  Returns false where
+ * the lease is lost: nothing has been changed.  Errors: 55000 where they have
+ * changed nothing, though the row is still there.
  */
-extern void rs_settle_delivery(RsEngine *engine, const RsDelivery *delivery,
+extern bool rs_settle_delivery(RsEngine *engine, RsDelivery *delivery,
 							   const rs_settlement *settlement, int64 given_delay);
 
 /* The failure of a delivery whose handler asks for a dead letter without one. */
@@ -100,6 +156,12 @@ extern bool rs_is_transient(const ErrorData *error);
 
 /* A delivery has come through: transient failures are counted in a row. */
 extern void rs_forget_transient_failures(RsEngine *engine);
+
+/*
+ * Somebody else has, or may have, the row: the delivery has lost its lease, or
+ * its key.  Everything is rolled back already.
+ */
+extern void rs_lose(RsWork *work);
 
 /*
  * The delivery's transaction is lost: everything is rolled back already, and

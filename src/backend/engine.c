@@ -81,6 +81,7 @@ rs_engine_begin(RsEngine *engine, rs_isolation isolation)
 {
 	rs_trace_step(engine, RS_STEP_BEGIN, "");
 	engine->session->begin(isolation);
+	MemoryContextSwitchTo(engine->delivery_context);
 }
 
 void
@@ -126,7 +127,18 @@ load_subscription(RsEngine *engine)
 }
 
 /*
- * Begin the delivery's transaction with a subscription that is up to date.
+ * The level of the claim's transaction: in the row lock form that is the
+ * delivery's own; the other forms' claims are ours.
+ */
+static rs_isolation
+claim_level(const rs_table *table)
+{
+	return rs_table_form(table) == RS_FORM_ROW_LOCK ? table->isolation
+													: RS_ISOLATION_READ_COMMITTED;
+}
+
+/*
+ * Begin the claim's transaction with a subscription that is up to date.
  * The level must be known before the first snapshot, and whether the catalogs have changed is
  * known only inside a transaction: so look, and begin again where they have.
  * Returns false where there is nothing to deliver for (and no transaction).
@@ -142,7 +154,9 @@ rs_engine_begin_delivery(RsEngine *engine)
 			engine->subscription->copied)
 			return false;
 
-		engine->session->begin(engine->subscription->queue.table.isolation);
+		/* Not when it is loaded: the server's default may change at any time. */
+		rs_subscription_check_level(engine->subscription);
+		engine->session->begin(claim_level(&engine->subscription->queue.table));
 		if (engine->generation == rs_catalog_generation())
 			break;
 		engine->session->rollback();

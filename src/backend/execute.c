@@ -7,7 +7,9 @@
  * A queue is now empty, now a million rows long, and a worker lives through
  * both with one plan.  So the plan must not depend on what the statistics said
  * when it was made: our statements are planned with sequential scans, bitmap
- * scans and sorts disabled, which leaves the index that serves the claim order.
+ * scans and sorts disabled, which leaves the index that serves the claim order,
+ * and without hash and merge joins, which leaves one way to stamp what was
+ * found: by its id, in the order it was found in.
  * A planner hook does it, and not a SET around each execution, because a cached
  * plan is also remade at times of PostgreSQL's choosing, and because a plan
  * that is already there then costs nothing.  The hook tells our statements by
@@ -60,9 +62,15 @@ rs_planner(Query *parse, const char *query_string, int cursor_options, ParamList
 	{
 		const char *name;
 		const char *value;
-	} settings[] = {{"enable_indexscan", "on"},         {"enable_seqscan", "off"},
-					{"enable_bitmapscan", "off"},       {"enable_sort", "off"},
-					{"enable_incremental_sort", "off"}, {"jit", "off"}};
+	} settings[] = {{"enable_indexscan", "on"},
+					{"enable_seqscan", "off"},
+					{"enable_bitmapscan", "off"},
+					{"enable_sort", "off"},
+					{"enable_incremental_sort", "off"},
+					{"enable_nestloop", "on"},
+					{"enable_hashjoin", "off"},
+					{"enable_mergejoin", "off"},
+					{"jit", "off"}};
 	bool own = own_text != NULL && query_string == own_text;
 	int nest_level = 0;
 	PlannedStmt *result;
@@ -150,11 +158,15 @@ parameter_type(const RsQueue *queue, rs_parameter parameter)
 			return queue->type[RS_ROLE_PARTITION_KEY];
 		case RS_PARAM_GROUP:
 		case RS_PARAM_DEAD_GROUP:
+		case RS_PARAM_KEY:
 			return TEXTOID;
 		case RS_PARAM_NOW:
 		case RS_PARAM_UNTIL:
 		case RS_PARAM_TOKEN:
+		case RS_PARAM_ANNOUNCED:
 			return TIMESTAMPTZOID;
+		case RS_PARAM_HELD_TOO:
+			return BOOLOID;
 		case RS_PARAM_ATTEMPT:
 		case RS_PARAM_LIMIT:
 		case RS_PARAM_PRIORITY:

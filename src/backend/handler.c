@@ -316,7 +316,8 @@ delivery_datum(const RsSubscription *subscription, const RsDelivery *delivery)
 	if (!nulls[4])
 		values[4] = headers_as_jsonb(subscription, delivery);
 	values[5] = TimestampTzGetDatum(delivery->claimed_at);
-	nulls[6] = true; /* lease_until: this form has no lease */
+	values[6] = TimestampTzGetDatum(delivery->token);
+	nulls[6] = delivery->token == 0;
 
 	tuple = heap_form_tuple(descriptor, values, nulls);
 	ReleaseTupleDesc(descriptor);

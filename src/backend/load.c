@@ -15,6 +15,7 @@
 #include "backend/compat.h"
 
 #include "access/relation.h"
+#include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_class.h"
 #include "common/int.h"
@@ -396,18 +397,12 @@ check_is_built(const RsRow *row, const RsSubscription *subscription)
 {
 	const rs_table *table = &subscription->queue.table;
 
-	if (rs_table_form(table) != RS_FORM_ROW_LOCK)
-		not_yet(psprintf("queues of the %s form", rs_form_word(rs_table_form(table))),
-				"Use a queue without locked_until_column and lock_key.");
 	if (table->fifo)
 		not_yet("fifo queues", "Attach the queue without fifo.");
 	if (table->column[RS_ROLE_PARTITION_KEY] != NULL)
 		not_yet("queues with a partition key", "Attach the queue without partition_key_column.");
 	if (subscription->group_name != NULL && strcmp(subscription->group_name, "*") == 0)
 		not_yet("all groups at once", "Subscribe once for each group.");
-	if (!rs_row_isnull(row, RS_SUBSCRIPTION_TRANSACTIONAL) &&
-		!DatumGetBool(rs_row_get(row, RS_SUBSCRIPTION_TRANSACTIONAL)))
-		not_yet("non-transactional subscriptions", "Leave out transactional.");
 	if (!rs_row_isnull(row, RS_SUBSCRIPTION_BATCH_SIZE))
 		not_yet("batches", "Leave out batch_size.");
 	if (!rs_row_isnull(row, RS_SUBSCRIPTION_TIMEOUT))
@@ -423,10 +418,49 @@ check_other_settings(const RsRow *row)
 	(void) integer_setting(row, RS_SUBSCRIPTION_BATCH_SIZE, "batch_size", 1, 10000, 1);
 	(void) integer_setting(row, RS_SUBSCRIPTION_DELIVERIES_PER_COMMIT, "deliveries_per_commit", 1,
 						   10000, 1);
-	(void) interval_setting(row, RS_SUBSCRIPTION_LEASE, "lease", 1, RS_MAX_INTERVAL);
 	(void) interval_setting(row, RS_SUBSCRIPTION_TIMEOUT, "timeout", 1, RS_MAX_INTERVAL);
 	(void) interval_setting(row, RS_SUBSCRIPTION_MAX_COMMIT_WAIT, "max_commit_wait", 0,
 							SECONDS(60));
+}
+
+/* How long a claim lasts: whole seconds, a shorter one rounded up. */
+static int64
+lease_setting(const RsRow *row)
+{
+	int64 lease = interval_setting(row, RS_SUBSCRIPTION_LEASE, "lease", 1, RS_MAX_INTERVAL);
+
+	return (lease + USECS_PER_SEC - 1) / USECS_PER_SEC * USECS_PER_SEC;
+}
+
+/*
+ * A transaction at these levels sees its row as its first statement found it,
+ * and not the lease that has been extended since: every settlement after the
+ * first extension would fail.
+ */
+void
+rs_subscription_check_level(const RsSubscription *subscription)
+{
+	rs_isolation declared = subscription->queue.table.isolation;
+	bool is_default = declared == RS_ISOLATION_DEFAULT;
+	int level = is_default                                 ? DefaultXactIsoLevel
+				: declared == RS_ISOLATION_SERIALIZABLE    ? XACT_SERIALIZABLE
+				: declared == RS_ISOLATION_REPEATABLE_READ ? XACT_REPEATABLE_READ
+														   : XACT_READ_COMMITTED;
+
+	if (subscription->copied || !subscription->policy.transactional ||
+		rs_table_form(&subscription->queue.table) != RS_FORM_LEASE || level < XACT_REPEATABLE_READ)
+		return;
+	ereport(
+		ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+		errmsg("a lease queue cannot be delivered transactionally at %s",
+			   level == XACT_SERIALIZABLE ? "serializable" : "repeatable read"),
+		errdetail("Such a transaction sees the row as its first statement found it, and would "
+				  "not see that its lease has been extended since."),
+		is_default
+			? errhint("It is this session's default_transaction_isolation: attach the queue with "
+					  "isolation => 'read committed', or subscribe with transactional => false.")
+			: errhint("Attach the queue with isolation => 'read committed', or subscribe with "
+					  "transactional => false."));
 }
 
 static void
@@ -449,6 +483,8 @@ bind_policy(const RsRow *row, RsSubscription *subscription)
 	rs_policy *policy = &subscription->policy;
 	char *backoff = text_setting(row, RS_SUBSCRIPTION_BACKOFF);
 
+	policy->transactional = rs_row_isnull(row, RS_SUBSCRIPTION_TRANSACTIONAL) ||
+							DatumGetBool(rs_row_get(row, RS_SUBSCRIPTION_TRANSACTIONAL));
 	policy->max_attempts =
 		integer_setting(row, RS_SUBSCRIPTION_MAX_ATTEMPTS, "max_attempts", 1, PG_INT32_MAX, 0);
 	if (policy->max_attempts > 0 && !policy->has_dead_letter)
@@ -511,6 +547,7 @@ fill(const RsRow *row, RsSubscription *subscription)
 	check_is_built(row, subscription);
 	bind_dead_letter(row, subscription);
 	bind_policy(row, subscription);
+	subscription->lease = lease_setting(row);
 	subscription->poll_interval =
 		interval_setting(row, RS_SUBSCRIPTION_POLL_INTERVAL, "poll_interval", 10000, USECS_PER_DAY);
 	check_claim_index(subscription);

@@ -39,12 +39,12 @@ typedef enum Afresh
 
 /*
  * Settle and record in one fresh transaction at READ COMMITTED.  The row was
- * free in between, so it is locked again first; where somebody else has it, or
- * has moved it on, its settlement is theirs.  settlement may be NULL: record
- * the failure alone.
+ * free in between, or may be free by now, so it is locked again first; where
+ * somebody else has it, or has moved it on, its settlement is theirs.
+ * settlement may be NULL: record the failure alone; or not even that.
  */
 static Afresh
-try_afresh(RsWork *work, const rs_settlement *settlement)
+try_afresh(RsWork *work, const rs_settlement *settlement, bool records)
 {
 	RsEngine *engine = work->engine;
 	volatile Afresh result = AFRESH_TAKEN;
@@ -53,15 +53,15 @@ try_afresh(RsWork *work, const rs_settlement *settlement)
 	{
 		RsValues values;
 
+		rs_stop_lease(&work->delivery);
 		rs_engine_begin(engine, RS_ISOLATION_READ_COMMITTED);
-		MemoryContextSwitchTo(engine->delivery_context);
 		rs_delivery_values(engine->subscription, &work->delivery, &values);
-		if (settlement != NULL && rs_execute(engine->plans, RS_OP_RECLAIM, &values) == 1)
-		{
-			rs_settle_delivery(engine, &work->delivery, settlement, 0);
+		if (settlement != NULL && rs_key_is_held(&work->delivery) &&
+			rs_execute(engine->plans, RS_OP_RECLAIM, &values) == 1 &&
+			rs_settle_delivery(engine, &work->delivery, settlement, 0))
 			result = AFRESH_SETTLED;
-		}
-		rs_record_failure(work);
+		if (records)
+			rs_record_failure(work);
 		rs_engine_commit(engine);
 	}
 	PG_CATCH();
@@ -74,6 +74,28 @@ try_afresh(RsWork *work, const rs_settlement *settlement)
 	PG_END_TRY();
 
 	return result;
+}
+
+/*
+ * The row goes back as it is, for anybody to claim: nothing to do in the row
+ * lock form, whose rollback was that.
+ */
+static void
+give_back(RsWork *work)
+{
+	RsEngine *engine = work->engine;
+	rs_policy uncapped = engine->subscription->policy;
+
+	if (work->delivery.holds_lease)
+	{
+		rs_settlement settlement;
+
+		uncapped.max_attempts = 0;
+		settlement = rs_settle(&engine->subscription->queue.table, &uncapped, RS_CAUSE_ANSWER,
+							   RS_OUTCOME_RETRY, false, work->delivery.attempt);
+		(void) try_afresh(work, &settlement, false);
+	}
+	rs_unlock_key(engine, &work->delivery);
 }
 
 /*
@@ -91,23 +113,24 @@ settle_afresh(RsWork *work, rs_cause cause)
 	rs_policy uncapped = engine->subscription->policy;
 	rs_settlement settlement = rs_settle(table, &engine->subscription->policy, cause,
 										 RS_OUTCOME_ACK, false, work->delivery.attempt);
-	Afresh result = try_afresh(work, &settlement);
+	Afresh result = try_afresh(work, &settlement, true);
 
 	if (result == AFRESH_FAILED)
 	{
 		uncapped.max_attempts = 0;
 		settlement = rs_settle(table, &uncapped, RS_CAUSE_ANSWER, rs_default_on_error(table), false,
 							   work->delivery.attempt);
-		result = try_afresh(work, &settlement);
+		result = try_afresh(work, &settlement, true);
 	}
 	if (result == AFRESH_FAILED)
 	{
-		(void) try_afresh(work, NULL);
+		(void) try_afresh(work, NULL, true);
 		rs_claim_hold(engine, &work->delivery);
 	}
 	else if (settlement.outcome == RS_OUTCOME_RETRY)
 		rs_claim_hold(engine, &work->delivery);
 
+	give_back(work);
 	rs_report_failure(work);
 	rs_forget_transient_failures(engine);
 	if (result == AFRESH_SETTLED)
@@ -141,16 +164,58 @@ after_transient_failure(RsWork *work, RsStage stage)
 			engine->transient_id = MemoryContextStrdup(engine->context, id);
 	}
 	if (++engine->transient_count < RS_TRANSIENT_LIMIT)
+	{
+		give_back(work);
 		return RS_PROGRESS_TRANSIENT;
+	}
 
 	if (id == NULL)
 	{
 		/* The claim itself fails, of no row in particular: come back later. */
+		give_back(work);
 		rs_forget_transient_failures(engine);
 		return RS_PROGRESS_NOTHING;
 	}
 	settle_afresh(work, stage == RS_STAGE_SETTLE ? RS_CAUSE_SETTLE_ERROR : RS_CAUSE_ERROR);
 	return RS_PROGRESS_DELIVERED;
+}
+
+void
+rs_lose(RsWork *work)
+{
+	RsEngine *engine = work->engine;
+	ErrorData *error = palloc0(sizeof(ErrorData));
+
+	rs_trace_step(engine, RS_STEP_LEASE_LOST, "");
+	error->sqlerrcode = ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
+	error->message =
+		work->delivery.key == NULL
+			? pstrdup("the lease was lost before the delivery was settled")
+			: psprintf("the lock on key \"%s\" was lost before the delivery was settled",
+					   work->delivery.key);
+	error->detail =
+		engine->subscription->policy.transactional
+			? pstrdup("Everything the handler wrote in its delivery's transaction is undone.")
+			: pstrdup("What the handler has written is kept.");
+	if (work->error != NULL)
+		error->detail =
+			psprintf("%s It had failed before: %s", error->detail, work->error->message);
+	error->hint = work->delivery.key == NULL
+					  ? pstrdup("Another claim took the row after its lease had ended, or the "
+								"handler has changed it.")
+					  : pstrdup("A handler must not release advisory locks that it has not taken, "
+								"as pg_advisory_unlock_all() does.");
+	work->error = error;
+
+	(void) try_afresh(work, NULL, true);
+	/* It may be due at once, and be lost again. */
+	rs_claim_hold(engine, &work->delivery);
+	give_back(work);
+	rs_report_failure(work);
+	rs_forget_transient_failures(engine);
+	rs_stats_count(RS_COUNT_LEASE_LOST);
+	rs_stats_count(RS_COUNT_DELIVERIES);
+	rs_stats_count(RS_COUNT_FAILED);
 }
 
 /*
@@ -165,10 +230,14 @@ rs_recover(RsWork *work)
 
 	/* Without a row the subscription itself is at fault. */
 	if (work->stage == RS_STAGE_CLAIM)
+	{
+		give_back(work);
 		ReThrowError(work->error);
+	}
 	/* A cancel is no failure; but what the handler has left goes all the same. */
 	if (work->error->sqlerrcode == ERRCODE_QUERY_CANCELED && work->engine->session->rethrows_cancel)
 	{
+		give_back(work);
 		work->engine->session->clean();
 		ReThrowError(work->error);
 	}

@@ -23,17 +23,33 @@ report_unsettled(const RsDelivery *delivery)
 					"from ending or changing the row."));
 }
 
-void
-rs_settle_delivery(RsEngine *engine, const RsDelivery *delivery, const rs_settlement *settlement,
+/*
+ * Nothing was changed.  May that be: is the row not there any more, or not
+ * there for us?  In the lease form "not for us" is the normal case, and its
+ * lease is lost.  In the others a row that its handler has ended is ended,
+ * where that is what was to be written, or what the handler wrote is kept.
+ */
+static bool
+is_gone(RsEngine *engine, const rs_settlement *settlement, const RsValues *values)
+{
+	bool may_be_gone = settlement->outcome == RS_OUTCOME_ACK ||
+					   !engine->subscription->policy.transactional ||
+					   rs_table_form(&engine->subscription->queue.table) == RS_FORM_LEASE;
+
+	return may_be_gone && rs_execute(engine->plans, RS_OP_UNSETTLED, values) == 0;
+}
+
+bool
+rs_settle_delivery(RsEngine *engine, RsDelivery *delivery, const rs_settlement *settlement,
 				   int64 given_delay)
 {
 	const RsSubscription *subscription = engine->subscription;
 	const rs_policy *policy = &subscription->policy;
 	RsValues values;
 	int64 rows;
-	bool ended_before;
 
 	rs_trace_step(engine, RS_STEP_SETTLE, rs_outcome_word(settlement->outcome));
+	rs_stop_lease(delivery);
 	rs_delivery_values(subscription, delivery, &values);
 	if (settlement->outcome == RS_OUTCOME_RETRY_AFTER)
 	{
@@ -50,12 +66,15 @@ rs_settle_delivery(RsEngine *engine, const RsDelivery *delivery, const rs_settle
 	}
 
 	rows = rs_execute(engine->plans, settlement->operation, &values);
-	/* An ack finds nothing where the handler itself has ended the row. */
-	ended_before = rows == 0 && settlement->outcome == RS_OUTCOME_ACK &&
-				   rs_execute(engine->plans, RS_OP_UNSETTLED, &values) == 0;
-	if (rows == 0 && !ended_before)
-		report_unsettled(delivery);
+	if (rows == 0)
+	{
+		if (!is_gone(engine, settlement, &values))
+			report_unsettled(delivery);
+		if (rs_table_form(&subscription->queue.table) == RS_FORM_LEASE)
+			return false;
+	}
 	RS_FAILPOINT("after_settle");
+	return true;
 }
 
 ErrorData *

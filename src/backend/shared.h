@@ -115,6 +115,7 @@ typedef struct RsSlot
 	char id[RS_ID_BYTES]; /* perhaps clipped */
 	int64 attempt;
 	TimestampTz delivery_since;
+	TimestampTz lease_until; /* as the claim stamped it; 0: no lease */
 } RsSlot;
 
 /*

@@ -23,7 +23,7 @@
 #include "backend/shared.h"
 
 #define COUNTERS_COLUMNS (2 + RS_COUNTER_COUNT + 3)
-#define WORKERS_COLUMNS 7
+#define WORKERS_COLUMNS 8
 
 /* Reading a slot that is being written again and again: give up after this. */
 #define MAX_READS 1000
@@ -301,6 +301,7 @@ rs_stats_delivery_begin(const RsDelivery *delivery)
 	copy_clipped(rs_my_slot->id, delivery->id_text, RS_ID_BYTES);
 	rs_my_slot->attempt = delivery->attempt;
 	rs_my_slot->delivery_since = delivery->claimed_at;
+	rs_my_slot->lease_until = delivery->token;
 	rs_my_slot->delivering = true;
 	end_change(rs_my_slot);
 }
@@ -487,9 +488,11 @@ rs_sql_workers(PG_FUNCTION_ARGS)
 			nulls[4] = seen != RS_SEES_ALL;
 			values[5] = Int64GetDatum(slot.attempt);
 			values[6] = TimestampTzGetDatum(slot.delivery_since);
+			values[7] = TimestampTzGetDatum(slot.lease_until);
+			nulls[7] = slot.lease_until == 0;
 		}
 		else
-			nulls[4] = nulls[5] = nulls[6] = true;
+			nulls[4] = nulls[5] = nulls[6] = nulls[7] = true;
 		tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
 	}
 	PG_RETURN_NULL();

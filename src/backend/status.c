@@ -297,26 +297,43 @@ rs_sql_depth(PG_FUNCTION_ARGS)
 
 /* Add the steps of one part of a lane; returns the number of the last. */
 static int
-put_steps(ReturnSetInfo *result, rs_form form, rs_outcome outcome, const rs_step *steps, int number)
+put_steps(ReturnSetInfo *result, rs_form form, bool transactional, rs_outcome outcome,
+		  const rs_step *steps, int number)
 {
 	for (; *steps != RS_STEP_END; steps++)
 	{
 		char *action = pstrdup(rs_step_word(*steps));
-		Datum values[4];
-		bool nulls[4] = {false};
+		Datum values[5];
+		bool nulls[5] = {false};
 
 		if (*steps == RS_STEP_SETTLE)
 			action = psprintf("%s %s", action, rs_outcome_word(outcome));
 		values[0] = CStringGetTextDatum(rs_form_word(form));
-		values[1] = CStringGetTextDatum(rs_outcome_word(outcome));
-		values[2] = Int32GetDatum(++number);
-		values[3] = CStringGetTextDatum(action);
+		values[1] = BoolGetDatum(transactional);
+		values[2] = CStringGetTextDatum(rs_outcome_word(outcome));
+		values[3] = Int32GetDatum(++number);
+		values[4] = CStringGetTextDatum(action);
 		tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
 	}
 	return number;
 }
 
-/* internal_transaction_plan() returns setof (form, outcome, step, action) */
+/* Add the lanes of a form, outcome by outcome. */
+static void
+put_lanes(ReturnSetInfo *result, rs_form form, bool transactional)
+{
+	for (int i = 0; i < RS_OUTCOME_COUNT; i++)
+	{
+		rs_outcome outcome = (rs_outcome) i;
+		int number = put_steps(result, form, transactional, outcome,
+							   rs_lane_opening(form, transactional), 0);
+
+		(void) put_steps(result, form, transactional, outcome,
+						 rs_lane_ending(form, transactional, outcome), number);
+	}
+}
+
+/* internal_transaction_plan() returns setof (form, transactional, outcome, step, action) */
 Datum
 rs_sql_transaction_plan(PG_FUNCTION_ARGS)
 {
@@ -325,17 +342,8 @@ rs_sql_transaction_plan(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	for (int form = 0; form < RS_FORM_COUNT; form++)
 	{
-		const rs_step *opening = rs_lane_opening((rs_form) form);
-
-		if (opening == NULL)
-			continue;
-		for (int outcome = 0; outcome < RS_OUTCOME_COUNT; outcome++)
-		{
-			int number = put_steps(result, (rs_form) form, (rs_outcome) outcome, opening, 0);
-
-			(void) put_steps(result, (rs_form) form, (rs_outcome) outcome,
-							 rs_lane_ending((rs_form) form, (rs_outcome) outcome), number);
-		}
+		put_lanes(result, (rs_form) form, true);
+		put_lanes(result, (rs_form) form, false);
 	}
 	return (Datum) 0;
 }

@@ -185,7 +185,8 @@ warn(const RsSubscription *subscription)
 {
 	rs_isolation isolation = subscription->queue.table.isolation;
 
-	if (isolation == RS_ISOLATION_REPEATABLE_READ || isolation == RS_ISOLATION_SERIALIZABLE)
+	if (rs_table_form(&subscription->queue.table) != RS_FORM_LEASE &&
+		(isolation == RS_ISOLATION_REPEATABLE_READ || isolation == RS_ISOLATION_SERIALIZABLE))
 		ereport(WARNING,
 				errmsg("deliveries of queue %s at %s get serialization errors where they meet",
 					   rs_relation_label(subscription->queue.relid), rs_isolation_word(isolation)),
@@ -294,6 +295,7 @@ check(RsRow *row)
 
 	if (subscription->copied)
 		return;
+	rs_subscription_check_level(subscription);
 	if (subscription->workers > 0)
 		check_can_connect(subscription->owner);
 	rs_row_set(row, RS_SUBSCRIPTION_HANDLER, CStringGetTextDatum(subscription->handler.name));

@@ -1,0 +1,75 @@
+/*-------------------------------------------------------------------------
+ *
+ * lane_lease.c
+ *	  The lease lane.
+ *
+ *		BEGIN, CLAIM, COMMIT; BEGIN(level), HANDLER
+ *		  ack:              SETTLE, COMMIT
+ *		  anything else:    ROLLBACK; BEGIN, SETTLE, COMMIT
+ *
+ * The claim stamps the row with a time in its column locked_until, until which
+ * nobody else claims it, and counts the attempt.  That time is the token of
+ * this delivery: every settlement is guarded by it, in the statement itself, so
+ * whoever has lost the row changes nothing, however late it comes.  A heartbeat
+ * moves the token forward while the handler runs (lease.h); it is stopped before
+ * a settlement, which then knows the two tokens that the row may hold.
+ *
+ * Where the subscription is not transactional the handler runs in a transaction of
+ * its own, and every outcome is settled as after a ROLLBACK.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "backend/backend.h"
+#include "backend/delivery.h"
+#include "backend/lease.h"
+
+static void
+hold_lease(RsWork *work)
+{
+	const RsSubscription *subscription = work->engine->subscription;
+
+	/* First say so: what follows may fail, and the row is leased already. */
+	work->delivery.holds_lease = true;
+	rs_lease_hold(subscription, &work->delivery, work->delivery.token, subscription->lease);
+}
+
+void
+rs_stop_lease(RsDelivery *delivery)
+{
+	if (!delivery->holds_lease)
+		return;
+	rs_lease_stop(&delivery->token, &delivery->announced);
+	delivery->holds_lease = false;
+}
+
+/* The claim's transaction has begun, at READ COMMITTED. */
+RsProgress
+rs_deliver_lease(RsWork *work)
+{
+	RsEngine *engine = work->engine;
+	bool claimed = rs_claim(engine, &work->delivery);
+
+	rs_trace_step(engine, RS_STEP_CLAIM, claimed ? "1" : "0");
+	if (!claimed)
+	{
+		rs_engine_commit(engine);
+		return RS_PROGRESS_NOTHING;
+	}
+	RS_FAILPOINT("after_claim");
+	if (rs_claim_is_held(engine, &work->delivery))
+	{
+		rs_engine_rollback(engine);
+		return RS_PROGRESS_HELD;
+	}
+	rs_engine_commit(engine);
+	work->stage = RS_STAGE_DECODE;
+	hold_lease(work);
+	RS_FAILPOINT("after_claim_commit");
+
+	rs_begin_work(work);
+	rs_handle_claimed(work);
+	rs_finish(work);
+	return RS_PROGRESS_DELIVERED;
+}
