@@ -114,7 +114,8 @@ next_due(void)
 
 /*
  * The slice of an attempt, in milliseconds: whoever else comes due before the
- * first of them has to be extended shares the time until then.
+ * first of them has to be extended shares the time until then.  What was
+ * blocked has its share only of what the others leave.
  */
 static long
 slice(const RsSeenLease *chosen, TimestampTz now)
@@ -129,7 +130,7 @@ slice(const RsSeenLease *chosen, TimestampTz now)
 	}
 	for (int i = 0; i < nseen; i++)
 	{
-		if (&seen[i] != chosen && seen[i].due < limit)
+		if (&seen[i] != chosen && seen[i].due < limit && (chosen->blocked || !seen[i].blocked))
 			shares++;
 	}
 	return TimestampDifferenceMilliseconds(now, limit) / shares;
