@@ -219,9 +219,7 @@ void
 rs_lease_hold(const RsSubscription *subscription, const RsDelivery *delivery, TimestampTz token,
 			  int64 lease)
 {
-	int64 seconds = Max((lease + USECS_PER_SEC - 1) / USECS_PER_SEC, 1);
-	int64 length = seconds * USECS_PER_SEC;
-	TimestampTz due = token - length / 2;
+	TimestampTz due = token - lease / 2;
 	RsLease *mine;
 
 	my_token = token;
@@ -242,12 +240,12 @@ rs_lease_hold(const RsSubscription *subscription, const RsDelivery *delivery, Ti
 	mine->queue = subscription->queue.relid;
 	mine->token = token;
 	mine->announced = token;
-	mine->length = length;
+	mine->length = lease;
 	mine->due = due;
 	strlcpy(mine->id, delivery->id_text, RS_LEASE_ID_BYTES);
 	SpinLockRelease(&mine->mutex);
 
-	call_heartbeat(subscription->owner, due, RS_LEASE_SERVE_BY(due, length));
+	call_heartbeat(subscription->owner, due, RS_LEASE_SERVE_BY(due, lease));
 }
 
 /* End the lease of a slot; returns the heartbeat that is extending it, or 0. */
@@ -297,6 +295,18 @@ rs_lease_forget(const RsSlot *slot)
 
 	if (extender != 0)
 		interrupt_heartbeat(extender);
+}
+
+TimestampTz
+rs_lease_token(const RsSlot *slot)
+{
+	RsLease *lease = &rs_shared->lease[slot - rs_shared->slot];
+	TimestampTz token;
+
+	SpinLockAcquire(&lease->mutex);
+	token = lease->held ? lease->token : 0;
+	SpinLockRelease(&lease->mutex);
+	return token;
 }
 
 /* --------------------------------------------------------- can it be extended? */

@@ -22,8 +22,8 @@
 
 /*
  * Have the lease of this delivery (its length in microseconds; whole seconds,
- * at least one, or it is rounded up) extended every half lease from now on.
- * To be called once the claim has committed.  Starts nothing by itself: the
+ * at least one) extended every half lease from now on.  To be called once the
+ * claim has committed.  Starts nothing by itself: the
  * supervisor keeps a heartbeat for each owner that has lease subscriptions.
  */
 extern void rs_lease_hold(const RsSubscription *subscription, const RsDelivery *delivery,

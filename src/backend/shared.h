@@ -309,6 +309,9 @@ extern RsHeartbeat *rs_heartbeat_attach(const RsHeartbeatArgs *args);
 extern void rs_heartbeat_free(RsHeartbeat *heartbeat);
 extern void rs_lease_forget(const RsSlot *slot);
 
+/* The token of the lease that is held in this slot; 0: none. */
+extern TimestampTz rs_lease_token(const RsSlot *slot);
+
 /* ----------------------------------------------------------------- stats.c */
 
 /* Why the supervisor cannot start a subscription's workers; NULL: it can. */

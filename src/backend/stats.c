@@ -488,7 +488,9 @@ rs_sql_workers(PG_FUNCTION_ARGS)
 			nulls[4] = seen != RS_SEES_ALL;
 			values[5] = Int64GetDatum(slot.attempt);
 			values[6] = TimestampTzGetDatum(slot.delivery_since);
-			values[7] = TimestampTzGetDatum(slot.lease_until);
+			/* Perhaps extended since the claim. */
+			values[7] =
+				TimestampTzGetDatum(Max(slot.lease_until, rs_lease_token(&rs_shared->slot[i])));
 			nulls[7] = slot.lease_until == 0;
 		}
 		else
