@@ -77,7 +77,8 @@ typedef struct RsHandler
 	RsHandlerInput input;
 	Oid input_type;
 	bool takes_delivery; /* ruststream.delivery as second argument */
-	bool returns_void;   /* else ruststream.outcome */
+	bool is_procedure;   /* called so that it may COMMIT; not transactional */
+	bool returns_void;   /* else ruststream.outcome, of a procedure in its last argument */
 	bool strict;
 } RsHandler;
 
@@ -233,6 +234,7 @@ typedef struct RsSession
 														 * handler left in the session */
 	void (*loaded)(const RsSubscription *subscription); /* may be NULL */
 	bool rethrows_cancel;                               /* a cancel is the caller's, no failure */
+	bool is_process;                                    /* of ours, the session being its own */
 	int trace_level;                                    /* NOTICE or LOG */
 } RsSession;
 
@@ -316,8 +318,8 @@ typedef struct RsAnswer
  * parses "schema.fn" or "fn(argtype, ..)", finds the one function that fits
  * the queue, and checks that owner may execute it.
  */
-extern void rs_handler_resolve(const char *text, const RsQueue *queue, Oid owner,
-							   RsHandler *handler);
+extern void rs_handler_resolve(const char *text, const RsQueue *queue, bool transactional,
+							   Oid owner, RsHandler *handler);
 
 /*
  * Decode the row for the handler, and call it, in the current transaction.
@@ -325,6 +327,22 @@ extern void rs_handler_resolve(const char *text, const RsQueue *queue, Oid owner
  */
 extern void rs_handler_decode(const RsSubscription *subscription, RsDelivery *delivery);
 extern RsAnswer rs_handler_call(const RsSubscription *subscription, const RsDelivery *delivery);
+
+/* What the handlers' callers share: its second argument, and what it has answered. */
+extern Datum rs_handler_delivery(const RsSubscription *subscription, const RsDelivery *delivery);
+extern RsAnswer rs_handler_answer(const RsHandler *handler, Datum datum, bool isnull);
+
+/* ------------------------------------------------------------- procedure.c */
+
+/*
+ * Call a handler that is a procedure, decoded input given, so that it may end
+ * transactions and begin new ones.  In a process of our own only; in a
+ * transaction that has no SPI connection and no snapshot, and ends in another.
+ */
+extern RsAnswer rs_procedure_call(const RsSubscription *subscription, const RsDelivery *delivery);
+
+/* Undo what it may have SET for the session, role included.  Outside any transaction. */
+extern void rs_procedure_reset_settings(void);
 
 /* --------------------------------------------------------------- failure.c */
 

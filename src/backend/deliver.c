@@ -184,6 +184,34 @@ handle_in_transaction(RsWork *work)
 	MemoryContextSwitchTo(engine->delivery_context);
 }
 
+/*
+ * The same for a procedure, which may end its transaction and begin others: none
+ * of ours around it, and no connection to SPI.
+ */
+static void
+call_procedure(RsWork *work)
+{
+	RsEngine *engine = work->engine;
+	ErrorContextCallback callback = {.callback = handler_error_context, .arg = work};
+
+	work->stage = RS_STAGE_DECODE;
+	if (!engine->session->is_process)
+		ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				errmsg("a handler that is a procedure needs a worker"));
+
+	callback.previous = error_context_stack;
+	error_context_stack = &callback;
+	StartTransactionCommand();
+	MemoryContextSwitchTo(engine->delivery_context);
+	rs_handler_decode(engine->subscription, &work->delivery);
+	work->stage = RS_STAGE_HANDLER;
+	rs_trace_step(engine, RS_STEP_HANDLER, "");
+	work->answer = rs_procedure_call(engine->subscription, &work->delivery);
+	CommitTransactionCommand();
+	error_context_stack = callback.previous;
+	RS_FAILPOINT("after_handler");
+}
+
 /* In a transaction of its own, which is no step of the lane. */
 static void
 handle_apart(RsWork *work)
@@ -192,10 +220,15 @@ handle_apart(RsWork *work)
 
 	PG_TRY();
 	{
-		session->begin(RS_ISOLATION_DEFAULT);
-		MemoryContextSwitchTo(work->engine->delivery_context);
-		call_handler(work);
-		session->commit();
+		if (work->engine->subscription->handler.is_procedure)
+			call_procedure(work);
+		else
+		{
+			session->begin(RS_ISOLATION_DEFAULT);
+			MemoryContextSwitchTo(work->engine->delivery_context);
+			call_handler(work);
+			session->commit();
+		}
 	}
 	PG_CATCH();
 	{
@@ -203,6 +236,12 @@ handle_apart(RsWork *work)
 		session->rollback();
 	}
 	PG_END_TRY();
+
+	if (work->engine->subscription->handler.is_procedure && session->is_process)
+	{
+		rs_procedure_reset_settings();
+		session->loaded(work->engine->subscription);
+	}
 	MemoryContextSwitchTo(work->engine->delivery_context);
 }
 

@@ -12,6 +12,7 @@
 
 #include "backend/backend.h"
 #include "backend/compat.h"
+#include "backend/lease.h"
 
 #include "access/xact.h"
 #include "catalog/dependency.h"
@@ -246,6 +247,7 @@ static const RsSession drain_session = {
 	.clean = drain_clean,
 	.loaded = NULL,
 	.rethrows_cancel = true,
+	.is_process = false,
 	.trace_level = NOTICE,
 };
 
@@ -313,6 +315,32 @@ check_caller(const RsSubscription *subscription)
 						quote_literal_cstr(subscription->name)));
 }
 
+/* What a session that drains cannot do as a worker can. */
+static void
+check_can_deliver(const RsSubscription *subscription)
+{
+	const char *reason;
+
+	if (subscription->handler.is_procedure)
+		ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				errmsg("subscription \"%s\" cannot be drained: its handler is a procedure",
+					   subscription->name),
+				errdetail("What a procedure has begun could not be undone in this session."),
+				errhint("Have a worker deliver it: SELECT ruststream.alter_subscription(%s, "
+						"workers => 1).",
+						quote_literal_cstr(subscription->name)));
+	if (rs_table_form(&subscription->queue.table) != RS_FORM_LEASE)
+		return;
+	reason = rs_lease_unavailable(subscription->owner);
+	if (reason != NULL)
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("subscription \"%s\" cannot be drained: nothing extends its leases",
+					   subscription->name),
+				errdetail_internal("%s.", reason),
+				errhint("Leases are extended by a background process: add ruststream to "
+						"shared_preload_libraries and restart the server."));
+}
+
 static bool
 is_atomic(FunctionCallInfo fcinfo)
 {
@@ -324,7 +352,8 @@ is_atomic(FunctionCallInfo fcinfo)
  * ruststream.drain(subscription text, max_deliveries bigint): deliver in this
  * session until nothing is due, or so many deliveries are done (NULL: no
  * limit).  Errors: 42704 no such subscription, 42501 not its owner, 25001
- * inside a transaction block, 55000 paused or copied.
+ * inside a transaction block, 55000 paused or copied, or a lease queue whose leases
+ * nobody extends, 0A000 a handler that is a procedure.
  */
 Datum
 rs_sql_drain(PG_FUNCTION_ARGS)
@@ -354,6 +383,7 @@ rs_sql_drain(PG_FUNCTION_ARGS)
 		refuse_caller(name, NULL);
 	subscription = rs_subscription_load(id, false, CurrentMemoryContext);
 	check_caller(subscription);
+	check_can_deliver(subscription);
 	MemoryContextDelete(subscription->context);
 
 	SPI_connect_ext(SPI_OPT_NONATOMIC);

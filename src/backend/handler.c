@@ -65,28 +65,63 @@ payload_fits(Oid column_type, Oid input_type)
 }
 
 /*
+ * What a procedure gives back: the type of its last argument, where that is its
+ * only output; void where it has none.
+ */
+static Oid
+procedure_result(HeapTuple tuple)
+{
+	Oid *types;
+	char **names;
+	char *modes;
+	int count = get_func_arg_info(tuple, &types, &names, &modes);
+	Oid result = VOIDOID;
+
+	for (int i = 0; modes != NULL && i < count; i++)
+	{
+		if (modes[i] == PROARGMODE_IN || modes[i] == PROARGMODE_VARIADIC)
+			continue;
+		if (i < count - 1)
+			return RECORDOID;
+		result = types[i];
+	}
+	return result;
+}
+
+/*
  * Does this function fit?  Fills in *handler and returns NULL, else returns
  * what is wrong with it, as a sentence for errdetail.
  */
 static char *
-examine(Form_pg_proc proc, const RsQueue *queue, RsHandler *handler)
+examine(HeapTuple tuple, const RsQueue *queue, bool transactional, RsHandler *handler)
 {
+	Form_pg_proc proc = (Form_pg_proc) GETSTRUCT(tuple);
 	const RsObjects *objects = rs_objects(false);
+	bool is_procedure = proc->prokind == PROKIND_PROCEDURE;
+	Oid returned = is_procedure ? procedure_result(tuple) : proc->prorettype;
+	int inputs = proc->pronargs;
 	Oid first;
 
-	if (proc->prokind == PROKIND_PROCEDURE)
+	if (is_procedure && rs_table_form(&queue->table) == RS_FORM_ROW_LOCK)
 		return pstrdup("It is a procedure: a COMMIT inside it would drop the lock on the row.");
-	if (proc->prokind != PROKIND_FUNCTION)
+	if (is_procedure && transactional)
+		return pstrdup("It is a procedure, and the subscription is transactional: a COMMIT inside "
+					   "it would end the delivery's transaction. Subscribe with "
+					   "transactional => false.");
+	if (!is_procedure && proc->prokind != PROKIND_FUNCTION)
 		return pstrdup("It is not a plain function.");
 	if (proc->proretset)
 		return pstrdup("It returns a set.");
 	if (OidIsValid(proc->provariadic))
 		return pstrdup("It is variadic.");
-	if (proc->prorettype != objects->outcome_type && proc->prorettype != VOIDOID)
-		return psprintf("It returns %s.", format_type_be(proc->prorettype));
-	if (proc->pronargs < 1 || proc->pronargs > 2)
+	if (returned != objects->outcome_type && returned != VOIDOID)
+		return psprintf("It returns %s.", format_type_be(returned));
+	/* An INOUT argument for the outcome takes nothing from us. */
+	if (is_procedure && inputs > 1 && proc->proargtypes.values[inputs - 1] == objects->outcome_type)
+		inputs--;
+	if (inputs < 1 || inputs > 2)
 		return psprintf("It takes %d arguments.", proc->pronargs);
-	if (proc->pronargs == 2 && proc->proargtypes.values[1] != objects->delivery_type)
+	if (inputs == 2 && proc->proargtypes.values[1] != objects->delivery_type)
 		return psprintf("Its second argument is of type %s.",
 						format_type_be(proc->proargtypes.values[1]));
 
@@ -104,21 +139,22 @@ examine(Form_pg_proc proc, const RsQueue *queue, RsHandler *handler)
 
 	handler->function = proc->oid;
 	handler->input_type = first;
-	handler->takes_delivery = proc->pronargs == 2;
-	handler->returns_void = proc->prorettype == VOIDOID;
+	handler->is_procedure = is_procedure;
+	handler->takes_delivery = inputs == 2;
+	handler->returns_void = returned == VOIDOID;
 	handler->strict = proc->proisstrict;
 	return NULL;
 }
 
 static char *
-examine_oid(Oid function, const RsQueue *queue, RsHandler *handler)
+examine_oid(Oid function, const RsQueue *queue, bool transactional, RsHandler *handler)
 {
 	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
 	char *problem;
 
 	if (!HeapTupleIsValid(tuple))
 		elog(ERROR, "cache lookup failed for function %u", function);
-	problem = examine((Form_pg_proc) GETSTRUCT(tuple), queue, handler);
+	problem = examine(tuple, queue, transactional, handler);
 	ReleaseSysCache(tuple);
 	return problem;
 }
@@ -137,7 +173,7 @@ refuse(const RsQueue *queue, const char *text, const char *detail)
 
 /* The one function of this name that fits, among all its overloads. */
 static Oid
-find_by_name(const char *text, const RsQueue *queue, RsHandler *handler)
+find_by_name(const char *text, const RsQueue *queue, bool transactional, RsHandler *handler)
 {
 	List *names;
 	FuncCandidateList candidate;
@@ -161,7 +197,7 @@ find_by_name(const char *text, const RsQueue *queue, RsHandler *handler)
 		RsHandler trial = {0};
 
 		count++;
-		problem = examine_oid(candidate->oid, queue, &trial);
+		problem = examine_oid(candidate->oid, queue, transactional, &trial);
 		if (problem != NULL)
 			continue;
 		if (OidIsValid(found))
@@ -181,7 +217,8 @@ find_by_name(const char *text, const RsQueue *queue, RsHandler *handler)
 }
 
 void
-rs_handler_resolve(const char *text, const RsQueue *queue, Oid owner, RsHandler *handler)
+rs_handler_resolve(const char *text, const RsQueue *queue, bool transactional, Oid owner,
+				   RsHandler *handler)
 {
 	memset(handler, 0, sizeof(*handler));
 
@@ -193,12 +230,12 @@ rs_handler_resolve(const char *text, const RsQueue *queue, Oid owner, RsHandler 
 		if (!OidIsValid(function))
 			ereport(ERROR, errcode(ERRCODE_UNDEFINED_FUNCTION),
 					errmsg("function \"%s\" does not exist", text));
-		problem = examine_oid(function, queue, handler);
+		problem = examine_oid(function, queue, transactional, handler);
 		if (problem != NULL)
 			refuse(queue, text, problem);
 	}
 	else
-		(void) find_by_name(text, queue, handler);
+		(void) find_by_name(text, queue, transactional, handler);
 
 	handler->name = format_procedure_qualified(handler->function);
 
@@ -298,8 +335,8 @@ rs_handler_decode(const RsSubscription *subscription, RsDelivery *delivery)
 /* ------------------------------------------------------- calling the handler */
 
 /* The delivery as a value of type ruststream.delivery. */
-static Datum
-delivery_datum(const RsSubscription *subscription, const RsDelivery *delivery)
+Datum
+rs_handler_delivery(const RsSubscription *subscription, const RsDelivery *delivery)
 {
 	Oid type = rs_objects(false)->delivery_type;
 	TupleDesc descriptor = lookup_rowtype_tupdesc(type, -1);
@@ -338,8 +375,8 @@ delay_microseconds(const Interval *interval)
 	return Max(result, 0);
 }
 
-static RsAnswer
-read_answer(const RsHandler *handler, Datum datum, bool isnull)
+RsAnswer
+rs_handler_answer(const RsHandler *handler, Datum datum, bool isnull)
 {
 	RsAnswer answer = {.outcome = RS_OUTCOME_ACK};
 	HeapTupleHeader header;
@@ -396,7 +433,7 @@ rs_handler_call(const RsSubscription *subscription, const RsDelivery *delivery)
 	fcinfo->args[0].isnull = delivery->input_isnull;
 	if (handler->takes_delivery)
 	{
-		fcinfo->args[1].value = delivery_datum(subscription, delivery);
+		fcinfo->args[1].value = rs_handler_delivery(subscription, delivery);
 		fcinfo->args[1].isnull = false;
 	}
 
@@ -415,7 +452,7 @@ rs_handler_call(const RsSubscription *subscription, const RsDelivery *delivery)
 	}
 	PG_END_TRY();
 
-	return read_answer(handler, result, fcinfo->isnull);
+	return rs_handler_answer(handler, result, fcinfo->isnull);
 }
 
 /*
@@ -436,5 +473,5 @@ rs_sql_delivery(PG_FUNCTION_ARGS)
 {
 	if (rs_delivery_in_handler == NULL)
 		PG_RETURN_NULL();
-	PG_RETURN_DATUM(delivery_datum(rs_subscription_in_handler, rs_delivery_in_handler));
+	PG_RETURN_DATUM(rs_handler_delivery(rs_subscription_in_handler, rs_delivery_in_handler));
 }

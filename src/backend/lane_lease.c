@@ -25,13 +25,72 @@
 #include "backend/delivery.h"
 #include "backend/lease.h"
 
+#include "access/relation.h"
+#include "access/xact.h"
+#include "storage/ipc.h"
+#include "storage/lmgr.h"
+#include "utils/rel.h"
+
+/*
+ * The delivery whose lease this process holds, where that is one of ours: when
+ * it is told to go in the middle of it, the row need not wait for its lease to end.
+ */
+static RsWork *leased;
+
+/*
+ * Release the row: guarded, as ever, and without waiting for anybody, or running
+ * anybody's code, since nothing can interrupt a process that exits.
+ */
+static void
+release_row(RsWork *work)
+{
+	RsEngine *engine = work->engine;
+	Oid relid = engine->subscription->queue.relid;
+	Relation relation;
+	RsValues values;
+
+	if (!ConditionalLockRelationOid(relid, RowExclusiveLock))
+		return;
+	relation = try_relation_open(relid, NoLock);
+	if (relation == NULL)
+		return;
+	if (relation->trigdesc == NULL && !relation->rd_rel->relrowsecurity)
+	{
+		rs_delivery_values(engine->subscription, &work->delivery, &values);
+		if (rs_execute(engine->plans, RS_OP_RECLAIM, &values) == 1)
+			(void) rs_execute(engine->plans, RS_OP_RELEASE, &values);
+	}
+	relation_close(relation, NoLock);
+}
+
+static void
+release_at_exit(int code, Datum arg)
+{
+	RsWork *work = leased;
+
+	if (work == NULL)
+		return;
+	AbortOutOfAnyTransaction();
+	rs_stop_lease(&work->delivery);
+	work->engine->session->begin(RS_ISOLATION_READ_COMMITTED);
+	release_row(work);
+	work->engine->session->commit();
+}
+
 static void
 hold_lease(RsWork *work)
 {
+	static bool registered = false;
 	const RsSubscription *subscription = work->engine->subscription;
+
+	if (!registered)
+		before_shmem_exit(release_at_exit, (Datum) 0);
+	registered = true;
 
 	/* First say so: what follows may fail, and the row is leased already. */
 	work->delivery.holds_lease = true;
+	if (work->engine->session->is_process)
+		leased = work;
 	rs_lease_hold(subscription, &work->delivery, work->delivery.token, subscription->lease);
 }
 
@@ -42,6 +101,7 @@ rs_stop_lease(RsDelivery *delivery)
 		return;
 	rs_lease_stop(&delivery->token, &delivery->announced);
 	delivery->holds_lease = false;
+	leased = NULL;
 }
 
 /* The claim's transaction has begun, at READ COMMITTED. */

@@ -114,6 +114,7 @@ static const RsSession worker_session = {
 	.clean = rs_session_clean,
 	.loaded = worker_loaded,
 	.rethrows_cancel = false,
+	.is_process = true,
 	.trace_level = LOG,
 };
 
