@@ -119,7 +119,7 @@ BEGIN
 		USING jsonb_build_object('id', 1, 'group_name', 'work', 'attempt', attempt, 'payload', job);
 	RAISE NOTICE '== % %: % attempt %', queue, subscription, job, attempt;
 	RAISE NOTICE 'plan of %: %', wanted, (SELECT string_agg(p.action, ', ' ORDER BY p.step)
-		FROM ruststream.transaction_plan p WHERE p.form = 'row_lock' AND p.outcome = wanted);
+		FROM ruststream.transaction_plan p WHERE p.form = 'row_lock' AND p.transactional AND p.outcome = wanted);
 
 	CALL ruststream.drain(subscription, 1);
 
@@ -138,7 +138,7 @@ BEGIN
 END $$;
 
 SELECT form, outcome, string_agg(action, ', ' ORDER BY step) AS plan
-FROM ruststream.transaction_plan WHERE form = 'row_lock' GROUP BY form, outcome ORDER BY outcome;
+FROM ruststream.transaction_plan WHERE form = 'row_lock' AND transactional GROUP BY form, outcome ORDER BY outcome;
 
 SET ruststream.trace = on;
 

@@ -94,6 +94,7 @@ RESET client_min_messages;
 CREATE FUNCTION on_bare(bare) RETURNS void LANGUAGE plpgsql AS 'BEGIN END';
 CREATE FUNCTION on_slow(slow) RETURNS void LANGUAGE plpgsql AS 'BEGIN END';
 SELECT ruststream.create_queue('leased', form => 'lease');
+SELECT ruststream.create_queue('leased_rr', form => 'lease', isolation => 'repeatable read');
 SELECT ruststream.create_queue('keyed', form => 'advisory_lock', lock_key => '{id}');
 SELECT ruststream.create_queue('ordered', groups => true, fifo => true);
 SELECT ruststream.create_queue('keys', partition_key => true);
@@ -134,12 +135,12 @@ SELECT refused(format('SELECT ruststream.subscribe(%s)', a)) FROM (VALUES
     ($$'a', 'jobs', 'note', poll_interval => '0'$$),
     ($$'a', 'jobs', 'note', lease => '0'$$),
     ($$'a', 'slow', 'on_slow'$$),
-    ($$'a', 'leased', 'note'$$),
-    ($$'a', 'keyed', 'note'$$),
+    ($$'a', 'leased_rr', 'note'$$),
     ($$'a', 'ordered', 'note'$$),
     ($$'a', 'keys', 'note'$$),
     ($$'a', 'mail', 'note', group_name => '*'$$),
-    ($$'a', 'jobs', 'note', transactional => false$$),
+    ($$'a', 'jobs', 'proc', transactional => false$$),
+    ($$'a', 'leased', 'proc'$$),
     ($$'a', 'jobs', 'note', batch_size => 10$$),
     ($$'a', 'jobs', 'note', timeout => '1 min'$$),
     ($$'a', 'jobs', 'note', deliveries_per_commit => 2$$)
@@ -265,8 +266,8 @@ RESET ROLE;
 SELECT DISTINCT subscription FROM ruststream.failure_history;
 
 -- The plan is the contract's.
-SELECT form, outcome, string_agg(action, ', ' ORDER BY step) AS steps
-FROM ruststream.transaction_plan GROUP BY form, outcome ORDER BY form, min(outcome);
+SELECT form, transactional, outcome, string_agg(action, ', ' ORDER BY step) AS steps
+FROM ruststream.transaction_plan GROUP BY form, transactional, outcome ORDER BY form, transactional DESC, outcome;
 
 --
 -- Copies: what was made in another database is quiet until it is resumed here
