@@ -337,8 +337,10 @@ check_can_deliver(const RsSubscription *subscription)
 				errmsg("subscription \"%s\" cannot be drained: nothing extends its leases",
 					   subscription->name),
 				errdetail_internal("%s.", reason),
-				errhint("Leases are extended by a background process: add ruststream to "
-						"shared_preload_libraries and restart the server."));
+				rs_preloaded()
+					? 0
+					: errhint("Leases are extended by a background process: add ruststream to "
+							  "shared_preload_libraries and restart the server."));
 }
 
 static bool

@@ -111,7 +111,7 @@ rs_procedure_call(const RsSubscription *subscription, const RsDelivery *delivery
 	DestReceiver *receiver = CreateDestReceiver(DestTuplestore);
 	MemoryContext context = CurrentMemoryContext;
 	TupleDesc descriptor;
-	RsAnswer answer;
+	RsAnswer answer = {.outcome = RS_OUTCOME_ACK};
 	Portal portal;
 
 	parameters->numParams = 0;
@@ -142,8 +142,8 @@ rs_procedure_call(const RsSubscription *subscription, const RsDelivery *delivery
 	PG_END_TRY();
 
 	MemoryContextSwitchTo(context);
-	answer = handler->returns_void ? (RsAnswer){.outcome = RS_OUTCOME_ACK}
-								   : read_result(handler, store, descriptor);
+	if (!handler->returns_void)
+		answer = read_result(handler, store, descriptor);
 	receiver->rDestroy(receiver);
 	tuplestore_end(store);
 	PortalDrop(portal, false);
