@@ -1,0 +1,156 @@
+# The lease and advisory lock lanes in workers: handlers that are procedures and
+# COMMIT as they go; what a stop or a death in the middle of a delivery leaves; and
+# a default level that changes under a running worker.
+use strict;
+use warnings;
+
+use FindBin;
+use lib $FindBin::RealBin;
+use RuststreamTest;
+use PostgreSQL::Test::Utils;
+use Test::More;
+
+my $node = new_node('lanes', conf => <<'CONF');
+restart_after_crash = on
+ruststream.crash_restart_delay = 100ms
+CONF
+
+sub ask
+{
+	my ($sql) = @_;
+	return $node->safe_psql('postgres', $sql);
+}
+
+ask(<<'SQL');
+SELECT ruststream.create_queue('leased', form => 'lease');
+SELECT ruststream.create_queue('keyed', form => 'advisory_lock', lock_key => 'jobs-{id}');
+CREATE TABLE ran (queue text, id text, attempt integer, what text, role name DEFAULT current_user,
+	work_mem text DEFAULT current_setting('work_mem'), level text DEFAULT current_setting('transaction_isolation'));
+SQL
+
+# ------------------------------------------------------------------ procedures
+
+# Two transactions; the second fails on the first two attempts.
+ask(<<'SQL');
+CREATE ROLE other;
+CREATE PROCEDURE in_steps(job jsonb, d ruststream.delivery) LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO ran VALUES (d.queue::text, d.id, ruststream.attempt(), 'first');
+	SET work_mem = '7MB';
+	SET ROLE other;
+	PREPARE left_behind AS SELECT 1;
+	CREATE TEMPORARY TABLE left_behind (id integer);
+	PERFORM pg_advisory_lock(1);
+	RESET ROLE;
+	COMMIT;
+	INSERT INTO ran VALUES (d.queue::text, d.id, (ruststream.delivery()).attempt, 'second');
+	IF d.attempt < 3 THEN
+		RAISE EXCEPTION 'not yet';
+	END IF;
+	SET ROLE other;
+	COMMIT;
+END $$;
+GRANT CREATE ON SCHEMA public TO other;
+ALTER DEFAULT PRIVILEGES GRANT ALL ON TABLES TO other;
+SELECT ruststream.subscribe('leased', 'leased', 'in_steps', transactional => false, retry_delay => '10 ms');
+SELECT ruststream.subscribe('keyed', 'keyed', 'in_steps', transactional => false, retry_delay => '10 ms');
+INSERT INTO leased (payload) VALUES ('1'), ('2');
+INSERT INTO keyed (payload) VALUES ('1'), ('2');
+SQL
+for my $queue ('leased', 'keyed')
+{
+	wait_for_empty($node, $queue, "$queue: procedures that commit as they go");
+	is(ask("SELECT string_agg(concat_ws(' ', id, attempt, what, role, work_mem), ', ' ORDER BY id, attempt, what)"
+		  . " FROM ran WHERE queue = '$queue'"),
+		join(', ', map { my $id = $_; "$id 1 first postgres 4MB", "$id 2 first postgres 4MB",
+			"$id 3 first postgres 4MB", "$id 3 second postgres 7MB" } 1, 2),
+		"$queue: what was committed stays, what failed is undone, and nothing is left to the next delivery");
+	is(ask("SELECT count(*), min(message) FROM ruststream.failure WHERE subscription = '$queue'"), '4|not yet',
+		"$queue: the failures are recorded");
+}
+is(ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"), '0', 'no lock is left');
+is(ask("SELECT string_agg(application_name, ', ' ORDER BY application_name) FROM pg_stat_activity"
+	  . " WHERE backend_type = 'ruststream worker'"), 'ruststream: keyed, ruststream: leased',
+	'the workers still say for whom they work');
+
+# The outcome of a procedure is its output.
+ask(<<'SQL');
+CREATE PROCEDURE answers(job jsonb, INOUT answer ruststream.outcome) LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO ran VALUES (job #>> '{}', '1', 1, 'before');
+	COMMIT;
+	INSERT INTO ran VALUES (job #>> '{}', '1', 1, 'after');
+	answer := ruststream.retry_after('1 h', 'later');
+END $$;
+SELECT ruststream.alter_subscription('leased', handler => 'answers');
+SELECT ruststream.alter_subscription('keyed', handler => 'answers');
+INSERT INTO leased (payload) VALUES ('"answered leased"');
+INSERT INTO keyed (payload) VALUES ('"answered keyed"');
+SQL
+for my $queue ('leased', 'keyed')
+{
+	wait_for($node, "SELECT retry_after > now() + '50 min' AND attempt = 2 FROM $queue",
+		"$queue: a procedure answers by its last argument");
+	is(ask("SELECT count(*) FROM ran WHERE queue = 'answered $queue'"), '2', "$queue: and its writes stay");
+}
+my ($status, $out, $err) = $node->psql('postgres', "CALL ruststream.drain('keyed')");
+like($err, qr/cannot be drained: its handler is a procedure/, 'a session cannot drain it');
+
+# ---------------------------------------------------------- stops in the middle
+
+ask(<<'SQL');
+DELETE FROM leased;
+DELETE FROM keyed;
+CREATE FUNCTION slow(job jsonb, d ruststream.delivery) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO ran VALUES (d.queue::text, d.id, d.attempt, 'slow');
+	IF d.attempt < 2 THEN
+		PERFORM pg_sleep(3600);
+	END IF;
+END $$;
+SELECT ruststream.alter_subscription('leased', handler => 'slow', transactional => true);
+SELECT ruststream.alter_subscription('keyed', handler => 'slow', transactional => true);
+SQL
+
+sub start_slow
+{
+	my ($queue) = @_;
+	ask("DELETE FROM ran; INSERT INTO $queue (payload) VALUES ('1')");
+	wait_for($node, "SELECT count(*) = 1 FROM ruststream.delivery_in_work WHERE subscription = '$queue'",
+		"$queue: a delivery is in work");
+	return ask("SELECT pid FROM ruststream.delivery_in_work WHERE subscription = '$queue'");
+}
+
+for my $queue ('leased', 'keyed')
+{
+	my $pid = start_slow($queue);
+	ask("SELECT pg_terminate_backend($pid, 60000)");
+	wait_for_empty($node, $queue, "$queue: a terminated worker gives its row back at once");
+	is(ask("SELECT string_agg(attempt::text, ' ') FROM ran WHERE queue = '$queue'"), '2',
+		"$queue: its writes are undone, its attempt was counted");
+}
+
+# Dead, not stopped: the keys of a session end with it, a lease does not.
+my $pid = start_slow('keyed');
+kill 'KILL', $pid;
+wait_for($node, "SELECT pg_postmaster_start_time() IS NOT NULL", 'the server is back');
+wait_for_empty($node, 'keyed', 'keyed: a killed worker gives its row back at once');
+$pid = start_slow('leased');
+kill 'KILL', $pid;
+wait_for($node, "SELECT pg_postmaster_start_time() IS NOT NULL", 'the server is back');
+is(ask('SELECT attempt, locked_until > now() FROM leased'), '2|t', 'leased: a killed worker leaves its lease');
+ask('UPDATE leased SET locked_until = now()');
+wait_for_empty($node, 'leased', 'leased: whose end brings the row back');
+
+# ------------------------------------------------------ the server's default
+
+ask("ALTER SYSTEM SET default_transaction_isolation = 'repeatable read'; SELECT pg_reload_conf()");
+ask("INSERT INTO leased (payload) VALUES ('1')");
+wait_for($node, "SELECT state LIKE 'broken: a lease queue cannot be delivered transactionally at repeatable read%'"
+	  . " FROM ruststream.status WHERE subscription = 'leased'", 'leased: a level that does not see its lease stops it');
+ask('ALTER SYSTEM RESET default_transaction_isolation; SELECT pg_reload_conf()');
+ask('UPDATE leased SET attempt = 2');
+wait_for_empty($node, 'leased', 'leased: it goes on when that is mended');
+
+$node->stop;
+done_testing();
