@@ -84,10 +84,11 @@ static void
 give_back(RsWork *work)
 {
 	RsEngine *engine = work->engine;
-	rs_policy uncapped = engine->subscription->policy;
 
+	/* Where there is no row there may be no subscription: it could not be loaded. */
 	if (work->delivery.holds_lease)
 	{
+		rs_policy uncapped = engine->subscription->policy;
 		rs_settlement settlement;
 
 		uncapped.max_attempts = 0;
