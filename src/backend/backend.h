@@ -291,11 +291,13 @@ typedef struct RsAnswer
 } RsAnswer;
 
 /*
- * Bind and check the handler of a subscription (registration, and each load):
- * parses "schema.fn" or "fn(argtype, ..)", finds the one function that fits
- * the queue, and checks that owner may execute it.
+ * Bind and check the handler of a subscription (registration, and each load).
+ * function is the one that was bound before, which may have been renamed since,
+ * or whose argument's type may have; where there is none any more, parses text,
+ * "schema.fn" or "fn(argtype, ..)", and finds the one function that fits the
+ * queue.  Checks that owner may execute it.
  */
-extern void rs_handler_resolve(const char *text, const RsQueue *queue, Oid owner,
+extern void rs_handler_resolve(const char *text, Oid function, const RsQueue *queue, Oid owner,
 							   RsHandler *handler);
 
 /*

@@ -136,7 +136,7 @@ refuse(const RsQueue *queue, const char *text, const char *detail)
 }
 
 /* The one function of this name that fits, among all its overloads. */
-static Oid
+static void
 find_by_name(const char *text, const RsQueue *queue, RsHandler *handler)
 {
 	List *names;
@@ -177,28 +177,33 @@ find_by_name(const char *text, const RsQueue *queue, RsHandler *handler)
 
 	if (!OidIsValid(found))
 		refuse(queue, text, count == 1 ? problem : "None of the functions of that name fits.");
-	return found;
 }
 
 void
-rs_handler_resolve(const char *text, const RsQueue *queue, Oid owner, RsHandler *handler)
+rs_handler_resolve(const char *text, Oid function, const RsQueue *queue, Oid owner,
+				   RsHandler *handler)
 {
 	memset(handler, 0, sizeof(*handler));
 
-	if (strchr(text, '(') != NULL)
+	if (OidIsValid(function) && !SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(function)))
+		function = InvalidOid;
+	if (!OidIsValid(function) && strchr(text, '(') != NULL)
 	{
-		Oid function = DatumGetObjectId(DirectFunctionCall1(regprocedurein, CStringGetDatum(text)));
-		char *problem;
-
+		function = DatumGetObjectId(DirectFunctionCall1(regprocedurein, CStringGetDatum(text)));
 		if (!OidIsValid(function))
 			ereport(ERROR, errcode(ERRCODE_UNDEFINED_FUNCTION),
 					errmsg("function \"%s\" does not exist", text));
-		problem = examine_oid(function, queue, handler);
+	}
+
+	if (OidIsValid(function))
+	{
+		char *problem = examine_oid(function, queue, handler);
+
 		if (problem != NULL)
 			refuse(queue, text, problem);
 	}
 	else
-		(void) find_by_name(text, queue, handler);
+		find_by_name(text, queue, handler);
 
 	handler->name = format_procedure_qualified(handler->function);
 

@@ -147,7 +147,8 @@ after_transient_failure(RsWork *work, RsStage stage)
 	{
 		/* The claim itself fails, of no row in particular: come back later. */
 		rs_forget_transient_failures(engine);
-		return RS_PROGRESS_NOTHING;
+		engine->held_until = GetCurrentTimestamp() + engine->subscription->policy.retry_delay;
+		return RS_PROGRESS_HELD;
 	}
 	settle_afresh(work, stage == RS_STAGE_SETTLE ? RS_CAUSE_SETTLE_ERROR : RS_CAUSE_ERROR);
 	return RS_PROGRESS_DELIVERED;
