@@ -38,22 +38,6 @@
 
 /* ------------------------------------------------------------------- handling */
 
-/*
- * Fire the deferred triggers and constraints of the handler's writes, where the savepoint
- * can still undo them.  Never AfterTriggerFireDeferred() here: in a
- * subtransaction, with earlier events pending outside it, it loses track of
- * them when a rollback follows.
- */
-static void
-fire_deferred_constraints(void)
-{
-	ConstraintsSetStmt *all_immediate = makeNode(ConstraintsSetStmt);
-
-	all_immediate->constraints = NIL;
-	all_immediate->deferred = false;
-	AfterTriggerSetState(all_immediate);
-}
-
 static void
 handler_error_context(void *arg)
 {
@@ -96,7 +80,7 @@ handle(RsWork *work)
 		work->answer = rs_handler_call(engine->subscription, &work->delivery);
 		PopActiveSnapshot();
 		if (work->answer.outcome == RS_OUTCOME_ACK)
-			fire_deferred_constraints();
+			rs_fire_deferred_constraints();
 		AtEOXact_GUC(false, nest_level);
 		RS_FAILPOINT("after_handler");
 	}
@@ -200,13 +184,14 @@ deliver_one(RsWork *work)
 	if (!claimed)
 	{
 		rs_engine_commit(engine);
-		return RS_PROGRESS_NOTHING;
+		return rs_claim_held_until(engine) != 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
 	}
 	RS_FAILPOINT("after_claim");
-	if (rs_claim_is_held(engine, &work->delivery))
+	/* Only now, with the table locked by the claim, it can change no more. */
+	if (engine->generation != rs_catalog_generation())
 	{
 		rs_engine_rollback(engine);
-		return RS_PROGRESS_HELD;
+		return RS_PROGRESS_TRANSIENT;
 	}
 
 	/* Where there was one row there may be more: have a neighbour look. */

@@ -12,6 +12,7 @@
 
 #include "backend/backend.h"
 #include "backend/compat.h"
+#include "backend/delivery.h"
 
 #include "access/xact.h"
 #include "catalog/dependency.h"
@@ -277,7 +278,7 @@ deliver_all(RsEngine *engine, int64 limit)
 			case RS_PROGRESS_TRANSIENT:
 				break;
 			case RS_PROGRESS_HELD:
-				wait_until(engine->held_until);
+				wait_until(rs_claim_held_until(engine));
 				break;
 			case RS_PROGRESS_NOTHING:
 			case RS_PROGRESS_QUIET:

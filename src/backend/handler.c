@@ -135,48 +135,119 @@ refuse(const RsQueue *queue, const char *text, const char *detail)
 					format_type_be(queue->row_type)));
 }
 
+/*
+ * How many functions of this name there are, and how many of them fit: the
+ * last that does is left in *handler, what is wrong with the last that does
+ * not in *problem.
+ */
+static int
+count_fitting(const char *name, const RsQueue *queue, RsHandler *handler, int *count,
+			  char **problem)
+{
+	List *names;
+	FuncCandidateList candidate;
+	int fitting = 0;
+
+#if PG_VERSION_NUM < 160000
+	names = stringToQualifiedNameList(name);
+#else
+	names = stringToQualifiedNameList(name, NULL);
+#endif
+	*count = 0;
+	candidate = FuncnameGetCandidates(names, -1, NIL, false, false, false, true);
+	for (; candidate != NULL; candidate = candidate->next)
+	{
+		RsHandler trial = {0};
+		char *wrong = examine_oid(candidate->oid, queue, &trial);
+
+		(*count)++;
+		if (wrong != NULL)
+			*problem = wrong;
+		else
+		{
+			fitting++;
+			*handler = trial;
+		}
+	}
+	return fitting;
+}
+
 /* The one function of this name that fits, among all its overloads. */
 static void
 find_by_name(const char *text, const RsQueue *queue, RsHandler *handler)
 {
-	List *names;
-	FuncCandidateList candidate;
-	Oid found = InvalidOid;
 	char *problem = NULL;
-	int count = 0;
+	int count;
+	int fitting = count_fitting(text, queue, handler, &count, &problem);
 
-#if PG_VERSION_NUM < 160000
-	names = stringToQualifiedNameList(text);
-#else
-	names = stringToQualifiedNameList(text, NULL);
-#endif
-	candidate = FuncnameGetCandidates(names, -1, NIL, false, false, false, true);
-	if (candidate == NULL)
+	if (count == 0)
 		ereport(ERROR, errcode(ERRCODE_UNDEFINED_FUNCTION),
 				errmsg("function \"%s\" does not exist", text),
 				errhint("Create the handler first, or name its schema."));
-
-	for (; candidate != NULL; candidate = candidate->next)
-	{
-		RsHandler trial = {0};
-
-		count++;
-		problem = examine_oid(candidate->oid, queue, &trial);
-		if (problem != NULL)
-			continue;
-		if (OidIsValid(found))
-			ereport(
-				ERROR, errcode(ERRCODE_AMBIGUOUS_FUNCTION),
+	if (fitting == 0)
+		refuse(queue, text, count == 1 ? problem : "None of the functions of that name fits.");
+	if (fitting > 1)
+		ereport(ERROR, errcode(ERRCODE_AMBIGUOUS_FUNCTION),
 				errmsg("function name \"%s\" is not unique", text),
 				errdetail("More than one function of that name can be a handler of this queue."),
 				errhint("Write its argument types too, for example \"%s(%s)\".", text,
 						format_type_be(queue->row_type)));
-		found = candidate->oid;
-		*handler = trial;
-	}
+}
 
-	if (!OidIsValid(found))
-		refuse(queue, text, count == 1 ? problem : "None of the functions of that name fits.");
+static void
+find_by_oid(const char *text, Oid function, const RsQueue *queue, RsHandler *handler)
+{
+	char *problem = examine_oid(function, queue, handler);
+
+	if (problem != NULL)
+		refuse(queue, text, problem);
+}
+
+static void
+find_by_signature(const char *text, const RsQueue *queue, RsHandler *handler)
+{
+	Oid function = DatumGetObjectId(DirectFunctionCall1(regprocedurein, CStringGetDatum(text)));
+
+	if (!OidIsValid(function))
+		ereport(ERROR, errcode(ERRCODE_UNDEFINED_FUNCTION),
+				errmsg("function \"%s\" does not exist", text));
+	find_by_oid(text, function, queue, handler);
+}
+
+/* The parenthesis at which a signature's arguments begin; NULL: it is a name alone. */
+static char *
+arguments_of(char *text)
+{
+	bool quoted = false;
+
+	for (; *text != '\0'; text++)
+	{
+		if (*text == '"')
+			quoted = !quoted;
+		else if (*text == '(' && !quoted)
+			return text;
+	}
+	return NULL;
+}
+
+/*
+ * Find again a handler that was dropped and made anew.  Its signature names
+ * types that may have been renamed since, the table's first of all; so where
+ * the one function of its name that fits takes the row, it is it.
+ */
+static void
+find_successor(const char *signature, const RsQueue *queue, RsHandler *handler)
+{
+	char *name = pstrdup(signature);
+	char *arguments = arguments_of(name);
+	char *problem = NULL;
+	int count;
+
+	if (arguments != NULL)
+		*arguments = '\0';
+	if (count_fitting(name, queue, handler, &count, &problem) != 1 ||
+		handler->input != RS_INPUT_ROW)
+		find_by_signature(signature, queue, handler);
 }
 
 void
@@ -185,23 +256,12 @@ rs_handler_resolve(const char *text, Oid function, const RsQueue *queue, Oid own
 {
 	memset(handler, 0, sizeof(*handler));
 
-	if (OidIsValid(function) && !SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(function)))
-		function = InvalidOid;
-	if (!OidIsValid(function) && strchr(text, '(') != NULL)
-	{
-		function = DatumGetObjectId(DirectFunctionCall1(regprocedurein, CStringGetDatum(text)));
-		if (!OidIsValid(function))
-			ereport(ERROR, errcode(ERRCODE_UNDEFINED_FUNCTION),
-					errmsg("function \"%s\" does not exist", text));
-	}
-
-	if (OidIsValid(function))
-	{
-		char *problem = examine_oid(function, queue, handler);
-
-		if (problem != NULL)
-			refuse(queue, text, problem);
-	}
+	if (OidIsValid(function) && SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(function)))
+		find_by_oid(text, function, queue, handler);
+	else if (OidIsValid(function))
+		find_successor(text, queue, handler);
+	else if (arguments_of(pstrdup(text)) != NULL)
+		find_by_signature(text, queue, handler);
 	else
 		find_by_name(text, queue, handler);
 
@@ -394,6 +454,10 @@ rs_handler_call(const RsSubscription *subscription, const RsDelivery *delivery)
 	InvokeFunctionExecuteHook(handler->function);
 
 	fmgr_info_cxt(handler->function, &flinfo, CurrentMemoryContext);
+	/* It may have been replaced since it was looked at. */
+	if (flinfo.fn_strict && delivery->input_isnull)
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("the payload is null, and the handler is declared STRICT"));
 	InitFunctionCallInfoData(*fcinfo, &flinfo, handler->takes_delivery ? 2 : 1,
 							 DEFAULT_COLLATION_OID, NULL, NULL);
 	fcinfo->args[0].value = delivery->input;

@@ -29,6 +29,19 @@ rs_forget_transient_failures(RsEngine *engine)
 	engine->transient_count = 0;
 }
 
+/*
+ * In the caller's session a cancel is the caller's, and no failure; but what
+ * the handler has left goes all the same.
+ */
+static void
+rethrow_cancel(RsEngine *engine, ErrorData *error)
+{
+	if (error->sqlerrcode != ERRCODE_QUERY_CANCELED || !engine->session->rethrows_cancel)
+		return;
+	engine->session->clean();
+	ReThrowError(error);
+}
+
 /* How far a settlement in a fresh transaction came. */
 typedef enum Afresh
 {
@@ -48,6 +61,7 @@ try_afresh(RsWork *work, const rs_settlement *settlement)
 {
 	RsEngine *engine = work->engine;
 	volatile Afresh result = AFRESH_TAKEN;
+	ErrorData *volatile error = NULL;
 
 	PG_TRY();
 	{
@@ -67,12 +81,15 @@ try_afresh(RsWork *work, const rs_settlement *settlement)
 	PG_CATCH();
 	{
 		MemoryContextSwitchTo(engine->delivery_context);
+		error = CopyErrorData();
 		FlushErrorState();
 		rs_engine_rollback(engine);
 		result = AFRESH_FAILED;
 	}
 	PG_END_TRY();
 
+	if (error != NULL)
+		rethrow_cancel(engine, error);
 	return result;
 }
 
@@ -105,8 +122,8 @@ settle_afresh(RsWork *work, rs_cause cause)
 		(void) try_afresh(work, NULL);
 		rs_claim_hold(engine, &work->delivery);
 	}
-	else if (settlement.outcome == RS_OUTCOME_RETRY)
-		rs_claim_hold(engine, &work->delivery);
+	else
+		rs_hold_if_hot(engine, &work->delivery, &settlement);
 
 	rs_report_failure(work);
 	rs_forget_transient_failures(engine);
@@ -147,7 +164,8 @@ after_transient_failure(RsWork *work, RsStage stage)
 	{
 		/* The claim itself fails, of no row in particular: come back later. */
 		rs_forget_transient_failures(engine);
-		engine->held_until = GetCurrentTimestamp() + engine->subscription->policy.retry_delay;
+		engine->rest_until = GetCurrentTimestamp() + Min(engine->subscription->policy.retry_delay,
+														 engine->subscription->poll_interval);
 		return RS_PROGRESS_HELD;
 	}
 	settle_afresh(work, stage == RS_STAGE_SETTLE ? RS_CAUSE_SETTLE_ERROR : RS_CAUSE_ERROR);
@@ -161,18 +179,13 @@ after_transient_failure(RsWork *work, RsStage stage)
 RsProgress
 rs_recover(RsWork *work)
 {
-	if (rs_is_transient(work->error))
+	if (rs_is_transient(work->error) && work->engine->subscription != NULL)
 		return after_transient_failure(work, work->stage);
 
 	/* Without a row the subscription itself is at fault. */
 	if (work->stage == RS_STAGE_CLAIM)
 		ReThrowError(work->error);
-	/* A cancel is no failure; but what the handler has left goes all the same. */
-	if (work->error->sqlerrcode == ERRCODE_QUERY_CANCELED && work->engine->session->rethrows_cancel)
-	{
-		work->engine->session->clean();
-		ReThrowError(work->error);
-	}
+	rethrow_cancel(work->engine, work->error);
 
 	rs_stats_count(RS_COUNT_SETTLE_FAILED);
 	settle_afresh(work, RS_CAUSE_SETTLE_ERROR);

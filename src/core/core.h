@@ -267,14 +267,15 @@ extern const char *rs_operation_word(rs_operation operation);
  * first use and says which they are.
  */
 #define RS_PARAMETERS(X)                                                                           \
-	X(RS_PARAM_ID, "id")                       /* the row's id, in its column's own type */        \
-	X(RS_PARAM_GROUP, "group")                 /* the group that is read, text */                  \
-	X(RS_PARAM_NOW, "now")                     /* the one "now" of the statement, timestamptz */   \
-	X(RS_PARAM_UNTIL, "until")                 /* when the row is due again, timestamptz */        \
-	X(RS_PARAM_DEAD_GROUP, "dead_group")       /* the group dead letters go to, text */            \
-	X(RS_PARAM_ATTEMPT, "attempt")             /* the attempt the claim has seen, bigint */        \
-	X(RS_PARAM_LIMIT, "limit")                 /* how many rows at most, bigint */                 \
-	X(RS_PARAM_PRIORITY, "priority")           /* bigint */                                        \
+	X(RS_PARAM_ID, "id")                 /* the row's id, in its column's own type */              \
+	X(RS_PARAM_GROUP, "group")           /* the group that is read, text */                        \
+	X(RS_PARAM_NOW, "now")               /* the one "now" of the statement, timestamptz */         \
+	X(RS_PARAM_UNTIL, "until")           /* when the row is due again, timestamptz */              \
+	X(RS_PARAM_DEAD_GROUP, "dead_group") /* the group dead letters go to, text */                  \
+	X(RS_PARAM_HELD, "held")             /* rows to leave alone, an array of the id's type */      \
+	X(RS_PARAM_ATTEMPT, "attempt")       /* the attempt the claim has seen, bigint */              \
+	X(RS_PARAM_LIMIT, "limit")           /* how many rows at most, bigint */                       \
+	X(RS_PARAM_PRIORITY, "priority")     /* bigint */                                              \
 	X(RS_PARAM_PARTITION_KEY, "partition_key") /* text */                                          \
 	X(RS_PARAM_HEADERS, "headers")             /* in the column's own type */                      \
 	X(RS_PARAM_PAYLOAD, "payload")             /* in the column's own type */

@@ -36,6 +36,9 @@
 #define ATTEMPT "COALESCE(ruststream_row.{attempt}, 1)"
 #define COUNT_ATTEMPT "{attempt} = " ATTEMPT " OPERATOR(pg_catalog.+) 1"
 
+/* The rows that this worker leaves alone for now, since they have just failed. */
+#define NOT_HELD WHERE " ruststream_row.{id} OPERATOR(pg_catalog.<>) ALL (:held)"
+
 /*
  * Headers are not cast: jsonb refuses what json lets pass, and a row must not
  * be able to break the claim that finds it.
@@ -45,7 +48,7 @@
 	"[headers:ruststream_row.{headers}][!headers:NULL::pg_catalog.jsonb], " carried                \
 	", [priority:ruststream_row.{priority}][!priority:NULL]::pg_catalog.int8"                      \
 	", [retry_after:ruststream_row.{retry_after}][!retry_after:NULL::pg_catalog.timestamptz]"      \
-	" FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED which CLAIM_ORDER                   \
+	" FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED which NOT_HELD CLAIM_ORDER          \
 	" LIMIT :limit FOR UPDATE SKIP LOCKED"
 
 /*
@@ -53,7 +56,8 @@
  * for each priority the rows without a delay, then those whose delay is over.
  * One scan that filters would read every row that waits, on each claim that
  * finds nothing else: a million scheduled tasks would cost a second a poll.
- * The ranges are read one by one, and no further than the limit.
+ * The ranges are read one by one, and no further than the limit; each priority
+ * that rows have costs a few steps down the index, when nothing is due.
  */
 #define UNDELAYED WHERE " ruststream_row.{retry_after} IS NULL"
 #define COME_DUE WHERE " ruststream_row.{retry_after} OPERATOR(pg_catalog.<=) :now"
