@@ -119,7 +119,8 @@ COMMENT ON FUNCTION ruststream.delivery() IS 'in a handler: the delivery it serv
 /*
  * The tables are written by the functions below only, and read through the
  * views.  Neither refers to anything by an object identifier that pg_upgrade
- * would not carry over: handlers are text, and the owner and the database a
+ * would not carry over: handlers are text (handler_oid is
+ * looked at only in the database it was made in, where it follows renames), and the owner and the database a
  * subscription was made in are remembered so that a copy of the database can
  * tell that it is one.
  *
@@ -151,6 +152,7 @@ CREATE TABLE ruststream.subscription (
 	name text NOT NULL UNIQUE,
 	queue regclass NOT NULL REFERENCES ruststream.queue ON DELETE CASCADE,
 	handler text NOT NULL,
+	handler_oid oid NOT NULL,
 	owner oid NOT NULL,
 	owner_name name NOT NULL,
 	database oid NOT NULL,

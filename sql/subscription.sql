@@ -29,7 +29,7 @@ CREATE FUNCTION settings(subscription text) RETURNS text LANGUAGE sql SECURITY D
 SET search_path = pg_catalog, pg_temp AS $$
     SELECT string_agg(s.key || '=' || s.value, ' ' ORDER BY s.key)
     FROM ruststream.subscription AS r,
-        jsonb_each_text(to_jsonb(r) - '{id,name,queue,owner,database,system_identifier}'::text[]) AS s
+        jsonb_each_text(to_jsonb(r) - '{id,name,queue,handler_oid,owner,database,system_identifier}'::text[]) AS s
     WHERE r.name = subscription AND s.value IS NOT NULL
       AND (s.key, s.value) NOT IN (VALUES ('backoff', 'exponential'), ('lease', '00:00:30'),
           ('deliveries_per_commit', '1'), ('max_commit_wait', '00:00:00.01'),

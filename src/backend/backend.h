@@ -238,9 +238,19 @@ typedef struct RsSession
 	int trace_level;                                    /* NOTICE or LOG */
 } RsSession;
 
+/* A row that is left alone for a while.  Beyond so many the worker itself waits. */
+#define RS_MAX_HELD 32
+
+typedef struct RsHeld
+{
+	Datum id; /* a copy in the engine's context */
+	TimestampTz until;
+} RsHeld;
+
 typedef struct RsEngine
 {
 	const RsSession *session;
+	int nest_level; /* of settings, while in a transaction */
 	MemoryContext context;
 	MemoryContext delivery_context; /* reset per delivery */
 	int32 subscription_id;
@@ -249,11 +259,13 @@ typedef struct RsEngine
 	RsPlans *plans;
 
 	/*
-	 * The row that failed last in a way that could not be delayed, and until
-	 * when this worker leaves it alone: nothing loops hot.
+	 * The rows that failed last in a way that did not delay them, and until
+	 * when this worker leaves each alone: nothing loops hot.
 	 */
-	char *held_id;
-	TimestampTz held_until;
+	int held_count;
+	RsHeld held[RS_MAX_HELD];
+	Oid held_type;          /* of their ids */
+	TimestampTz rest_until; /* claims themselves fail: no claim before */
 
 	/* Transient failures in a row, of this row (NULL: of the claim itself). */
 	char *transient_id;
@@ -266,6 +278,7 @@ typedef struct RsEngine
 	MemoryContext mark_context;
 	int16 id_length; /* of the id's type */
 	bool id_byval;
+	char id_align;
 	bool has_mark;
 	Datum mark_id;
 	int64 mark_priority;
@@ -282,7 +295,7 @@ typedef enum RsProgress
 	RS_PROGRESS_DELIVERED, /* a row came to its end or back to the queue */
 	RS_PROGRESS_TRANSIENT, /* rolled back for a transient failure: claim anew */
 	RS_PROGRESS_NOTHING,   /* nothing is due; next_due may be set */
-	RS_PROGRESS_HELD,      /* the next row is to be left alone until held_until */
+	RS_PROGRESS_HELD,      /* nothing is due but rows to be left alone */
 	RS_PROGRESS_QUIET      /* paused, copied or gone: do not deliver */
 } RsProgress;
 
@@ -314,12 +327,14 @@ typedef struct RsAnswer
 } RsAnswer;
 
 /*
- * Bind and check the handler of a subscription (registration, and each load):
- * parses "schema.fn" or "fn(argtype, ..)", finds the one function that fits
- * the queue, and checks that owner may execute it.
+ * Bind and check the handler of a subscription (registration, and each load).
+ * function is the one that was bound before, by whatever name it goes now, or
+ * InvalidOid; where it is gone, the one of its name that fits is taken in its
+ * place.  Else text, "schema.fn" or "fn(argtype, ..)", says which.  Checks that
+ * it fits the queue, and that owner may execute it.
  */
-extern void rs_handler_resolve(const char *text, const RsQueue *queue, bool transactional,
-							   Oid owner, RsHandler *handler);
+extern void rs_handler_resolve(const char *text, Oid function, const RsQueue *queue,
+							   bool transactional, Oid owner, RsHandler *handler);
 
 /*
  * Decode the row for the handler, and call it, in the current transaction.

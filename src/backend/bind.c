@@ -425,6 +425,12 @@ rs_queue_bind(const RsRow *row, RsQueue *queue)
 				errhint("Detach the queue: SELECT ruststream.detach_queue(%u).", queue->relid));
 	check_relation(relation);
 
+	/* Our statements go by this name. */
+	if (get_attnum(queue->relid, "ruststream_row") != InvalidAttrNumber)
+		ereport(ERROR, errcode(ERRCODE_RESERVED_NAME),
+				errmsg("table %s has a column \"ruststream_row\"", rs_relation_label(queue->relid)),
+				errhint("That name is reserved: rename the column."));
+
 	queue->table.schema = get_namespace_name(RelationGetNamespace(relation));
 	queue->table.name = pstrdup(RelationGetRelationName(relation));
 	queue->table.only = relation->rd_rel->relkind == RELKIND_RELATION;

@@ -11,6 +11,8 @@
 #include "backend/backend.h"
 #include "backend/delivery.h"
 
+#include "catalog/pg_type_d.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/datum.h"
 #include "utils/lsyscache.h"
@@ -43,14 +45,22 @@ rs_delivery_values(const RsSubscription *subscription, const RsDelivery *deliver
 		rs_value_set(values, RS_PARAM_KEY, CStringGetTextDatum(delivery->key), 0);
 }
 
-/* Copy a column of a result row into the current context. */
+/*
+ * Copy a column of a result row into the current context.  Its type must be
+ * the one we go by: the table may have been altered since we looked.
+ */
 static Datum
-fetch(int row, int column, bool *isnull)
+fetch(int row, int column, Oid type, bool *isnull)
 {
 	TupleDesc descriptor = SPI_tuptable->tupdesc;
 	Form_pg_attribute attribute = TupleDescAttr(descriptor, column - 1);
-	Datum value = SPI_getbinval(SPI_tuptable->vals[row], descriptor, column, isnull);
+	Datum value;
 
+	if (attribute->atttypid != type)
+		ereport(ERROR, errcode(ERRCODE_DATATYPE_MISMATCH),
+				errmsg("column %d of a claim is of type %s, not %s", column,
+					   format_type_be(attribute->atttypid), format_type_be(type)));
+	value = SPI_getbinval(SPI_tuptable->vals[row], descriptor, column, isnull);
 	return *isnull ? (Datum) 0 : datumCopy(value, attribute->attbyval, attribute->attlen);
 }
 
@@ -77,12 +87,13 @@ id_as_text(Datum id, Oid type)
  *	 delivery has itself inserted into the queue (or may have: there is no trigger to
  *	 tell), the next claim looks from the beginning;
  * - a mark lasts ten times as long as the last claim from the beginning took,
- *	 usually a fraction of a millisecond, so that what others insert, delay or
- *	 release before it is seen as late as that and no later, while looking from
- *	 the beginning costs a tenth of the time at most;
+ *	 usually a fraction of a millisecond and never more than ten milliseconds,
+ *	 so that what others insert, delay or release before it is seen as late as
+ *	 that and no later, while looking from the beginning costs little;
  * - nothing is known to be due before a claim from the beginning has said so.
  */
 #define RS_MARK_LIFE 10
+#define RS_MARK_MAX_LIFE 10000 /* microseconds */
 
 void
 rs_claim_mark(RsEngine *engine, const RsDelivery *delivery)
@@ -115,12 +126,72 @@ claim_operation(const RsEngine *engine, bool behind_mark)
 	return row ? RS_OP_CLAIM_ROW_BEHIND_PRIORITY : RS_OP_CLAIM_PAYLOAD_BEHIND_PRIORITY;
 }
 
+/* ------------------------------------------------------ rows left alone */
+
+static void
+drop_held(RsEngine *engine, int index)
+{
+	if (!engine->id_byval)
+		pfree(DatumGetPointer(engine->held[index].id));
+	engine->held[index] = engine->held[--engine->held_count];
+}
+
+void
+rs_claim_hold(RsEngine *engine, const RsDelivery *delivery)
+{
+	MemoryContext save;
+	RsHeld *held;
+
+	if (engine->held_count == RS_MAX_HELD)
+		drop_held(engine, 0);
+	held = &engine->held[engine->held_count++];
+	save = MemoryContextSwitchTo(engine->context);
+	held->id = datumCopy(delivery->id, engine->id_byval, engine->id_length);
+	MemoryContextSwitchTo(save);
+	held->until = GetCurrentTimestamp() + engine->subscription->policy.retry_delay;
+}
+
+TimestampTz
+rs_claim_held_until(RsEngine *engine)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz first = engine->rest_until > now ? engine->rest_until : 0;
+
+	for (int i = engine->held_count - 1; i >= 0; i--)
+	{
+		if (engine->held[i].until <= now)
+			drop_held(engine, i);
+		else if (first == 0 || engine->held[i].until < first)
+			first = engine->held[i].until;
+	}
+	return first;
+}
+
+/* The rows that are left alone, as an array for the claim. */
+static Datum
+held_array(RsEngine *engine)
+{
+	Oid type = engine->subscription->queue.type[RS_ROLE_ID];
+	Datum ids[RS_MAX_HELD];
+
+	if (engine->held_count > 0)
+		(void) rs_claim_held_until(engine); /* drops those whose time is over */
+	for (int i = 0; i < engine->held_count; i++)
+		ids[i] = engine->held[i].id;
+	return PointerGetDatum(construct_array(ids, engine->held_count, type, engine->id_length,
+										   engine->id_byval, engine->id_align));
+}
+
+/* ------------------------------------------------------------ the claim */
+
 /* Find the first rows, behind the mark while it lasts, else of all: how many? */
 static int
 find_rows(RsEngine *engine, RsValues *values)
 {
 	TimestampTz now = DatumGetTimestampTz(values->value[RS_PARAM_NOW]);
-	bool has_mark = engine->has_mark && now < engine->mark_until;
+	/* A clock that was set back must not keep a mark alive either. */
+	bool has_mark = engine->has_mark && now < engine->mark_until &&
+					engine->mark_until - now <= RS_MARK_MAX_LIFE;
 	int found;
 
 	engine->has_mark = false;
@@ -139,7 +210,8 @@ find_rows(RsEngine *engine, RsValues *values)
 	if (found == 0)
 		SPI_freetuptable(SPI_tuptable);
 	engine->mark_until = GetCurrentTimestamp();
-	engine->mark_until += (engine->mark_until - now) * RS_MARK_LIFE;
+	engine->mark_until +=
+		Min((engine->mark_until - now) * RS_MARK_LIFE, (TimestampTz) RS_MARK_MAX_LIFE);
 	return found;
 }
 
@@ -152,7 +224,7 @@ look_ahead(RsEngine *engine, const RsValues *values)
 	engine->next_due = 0;
 	SPI_tuptable = NULL;
 	if (rs_query(engine->plans, RS_OP_NEXT_DUE, values) == 1)
-		engine->next_due = DatumGetTimestampTz(fetch(0, 1, &isnull));
+		engine->next_due = DatumGetTimestampTz(fetch(0, 1, TIMESTAMPTZOID, &isnull));
 	SPI_freetuptable(SPI_tuptable);
 }
 
@@ -161,10 +233,10 @@ look_ahead(RsEngine *engine, const RsValues *values)
  * handler's, what is stored elsewhere must be fetched now.
  */
 static Datum
-fetch_for_later(const RsSubscription *subscription, int column, bool *isnull)
+fetch_for_later(const RsSubscription *subscription, int column, Oid type, bool *isnull)
 {
 	bool toasted = TupleDescAttr(SPI_tuptable->tupdesc, column - 1)->attlen == -1;
-	Datum value = fetch(0, column, isnull);
+	Datum value = fetch(0, column, type, isnull);
 
 	if (*isnull || !toasted || rs_table_form(&subscription->queue.table) == RS_FORM_ROW_LOCK)
 		return value;
@@ -175,15 +247,23 @@ fetch_for_later(const RsSubscription *subscription, int column, bool *isnull)
 static void
 read_delivery(const RsSubscription *subscription, RsDelivery *delivery)
 {
+	const RsQueue *queue = &subscription->queue;
 	bool isnull;
 
-	delivery->id = fetch(0, 1, &isnull);
-	delivery->id_text = id_as_text(delivery->id, subscription->queue.type[RS_ROLE_ID]);
-	delivery->attempt = DatumGetInt64(fetch(0, 2, &isnull));
-	delivery->headers = fetch_for_later(subscription, 3, &delivery->headers_isnull);
-	delivery->input = fetch_for_later(subscription, 4, &delivery->input_isnull);
-	delivery->priority = DatumGetInt64(fetch(0, 5, &delivery->priority_isnull));
-	(void) fetch(0, 6, &isnull);
+	delivery->id = fetch(0, 1, queue->type[RS_ROLE_ID], &isnull);
+	delivery->id_text = id_as_text(delivery->id, queue->type[RS_ROLE_ID]);
+	delivery->attempt = DatumGetInt64(fetch(0, 2, INT8OID, &isnull));
+	delivery->headers = fetch_for_later(
+		subscription, 3,
+		OidIsValid(queue->type[RS_ROLE_HEADERS]) ? queue->type[RS_ROLE_HEADERS] : JSONBOID,
+		&delivery->headers_isnull);
+	delivery->input =
+		fetch_for_later(subscription, 4,
+						subscription->handler.input == RS_INPUT_ROW ? queue->row_type
+																	: queue->type[RS_ROLE_PAYLOAD],
+						&delivery->input_isnull);
+	delivery->priority = DatumGetInt64(fetch(0, 5, INT8OID, &delivery->priority_isnull));
+	(void) fetch(0, 6, TIMESTAMPTZOID, &isnull);
 	delivery->was_delayed = !isnull;
 	SPI_freetuptable(SPI_tuptable);
 }
@@ -196,6 +276,7 @@ rs_claim(RsEngine *engine, RsDelivery *delivery)
 
 	set_common_values(subscription, &values);
 	rs_value_set(&values, RS_PARAM_LIMIT, Int64GetDatum(1), 0);
+	rs_value_set(&values, RS_PARAM_HELD, held_array(engine), 0);
 	delivery->claimed_at = DatumGetTimestampTz(values.value[RS_PARAM_NOW]);
 	if (rs_table_form(&subscription->queue.table) == RS_FORM_LEASE)
 	{
@@ -220,6 +301,7 @@ rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates)
 
 	set_common_values(engine->subscription, &values);
 	rs_value_set(&values, RS_PARAM_LIMIT, Int64GetDatum(RS_MAX_CANDIDATES), 0);
+	rs_value_set(&values, RS_PARAM_HELD, held_array(engine), 0);
 	rs_value_set(&values, RS_PARAM_HELD_TOO, BoolGetDatum(held_too), 0);
 	found = find_rows(engine, &values);
 	if (found == 0)
@@ -233,8 +315,8 @@ rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates)
 	{
 		bool isnull;
 
-		candidates[i].id = fetch(i, 1, &isnull);
-		candidates[i].key = TextDatumGetCString(fetch(i, 2, &isnull));
+		candidates[i].id = fetch(i, 1, engine->subscription->queue.type[RS_ROLE_ID], &isnull);
+		candidates[i].key = TextDatumGetCString(fetch(i, 2, TEXTOID, &isnull));
 	}
 	SPI_freetuptable(SPI_tuptable);
 	return found;
@@ -257,20 +339,4 @@ rs_claim_take(RsEngine *engine, RsDelivery *delivery)
 	}
 	read_delivery(subscription, delivery);
 	return true;
-}
-
-bool
-rs_claim_is_held(const RsEngine *engine, const RsDelivery *delivery)
-{
-	return engine->held_id != NULL && strcmp(engine->held_id, delivery->id_text) == 0 &&
-		   GetCurrentTimestamp() < engine->held_until;
-}
-
-void
-rs_claim_hold(RsEngine *engine, const RsDelivery *delivery)
-{
-	if (engine->held_id != NULL)
-		pfree(engine->held_id);
-	engine->held_id = MemoryContextStrdup(engine->context, delivery->id_text);
-	engine->held_until = GetCurrentTimestamp() + engine->subscription->policy.retry_delay;
 }

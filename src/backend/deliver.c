@@ -33,28 +33,12 @@
 #include "backend/delivery.h"
 
 #include "access/xact.h"
-#include "commands/trigger.h"
+#include "storage/lmgr.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
 /* ------------------------------------------------------------------- handling */
-
-/*
- * Fire the deferred triggers and constraints of the handler's writes, where the savepoint
- * can still undo them.  Never AfterTriggerFireDeferred() here: in a
- * subtransaction, with earlier events pending outside it, it loses track of
- * them when a rollback follows.
- */
-static void
-fire_deferred_constraints(void)
-{
-	ConstraintsSetStmt *all_immediate = makeNode(ConstraintsSetStmt);
-
-	all_immediate->constraints = NIL;
-	all_immediate->deferred = false;
-	AfterTriggerSetState(all_immediate);
-}
 
 static void
 handler_error_context(void *arg)
@@ -94,7 +78,7 @@ call_handler(RsWork *work)
 	work->answer = rs_handler_call(engine->subscription, &work->delivery);
 	PopActiveSnapshot();
 	if (keeps_writes(work))
-		fire_deferred_constraints();
+		rs_fire_deferred_constraints();
 
 	AtEOXact_GUC(false, nest_level);
 	error_context_stack = callback.previous;
@@ -162,6 +146,22 @@ handle_below_savepoint(RsWork *work)
 }
 
 /*
+ * The row was read in another transaction than the one it is handled in.  The
+ * table may have been altered in between, and the row would be taken for one
+ * of its new shape: then the delivery begins again.
+ */
+static void
+lock_queue(RsEngine *engine)
+{
+	LockRelationOid(engine->subscription->queue.relid, AccessShareLock);
+	if (rs_engine_is_outdated(engine))
+		ereport(
+			ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			errmsg("the queue of subscription \"%s\" changed between its claim and its delivery",
+				   engine->subscription->name));
+}
+
+/*
  * In the delivery's transaction.  After an error it is left to the ROLLBACK
  * that is the next step.
  */
@@ -174,6 +174,7 @@ handle_in_transaction(RsWork *work)
 	RS_FAILPOINT("after_begin_delivery");
 	PG_TRY();
 	{
+		lock_queue(engine);
 		call_handler(work);
 	}
 	PG_CATCH();
@@ -203,6 +204,7 @@ call_procedure(RsWork *work)
 	error_context_stack = &callback;
 	StartTransactionCommand();
 	MemoryContextSwitchTo(engine->delivery_context);
+	lock_queue(engine);
 	rs_handler_decode(engine->subscription, &work->delivery);
 	work->stage = RS_STAGE_HANDLER;
 	rs_trace_step(engine, RS_STEP_HANDLER, "");
@@ -226,6 +228,7 @@ handle_apart(RsWork *work)
 		{
 			session->begin(RS_ISOLATION_DEFAULT);
 			MemoryContextSwitchTo(work->engine->delivery_context);
+			lock_queue(work->engine);
 			call_handler(work);
 			session->commit();
 		}
@@ -377,13 +380,14 @@ deliver_row_lock(RsWork *work)
 	if (!claimed)
 	{
 		rs_engine_commit(engine);
-		return RS_PROGRESS_NOTHING;
+		return rs_claim_held_until(engine) != 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
 	}
 	RS_FAILPOINT("after_claim");
-	if (rs_claim_is_held(engine, &work->delivery))
+	/* Only now, with the table locked by the claim, it can change no more. */
+	if (rs_engine_is_outdated(engine))
 	{
 		rs_engine_rollback(engine);
-		return RS_PROGRESS_HELD;
+		return RS_PROGRESS_TRANSIENT;
 	}
 
 	rs_begin_work(work);

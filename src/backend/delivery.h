@@ -47,6 +47,12 @@ extern void rs_engine_begin(RsEngine *engine, rs_isolation isolation);
 extern void rs_engine_commit(RsEngine *engine);
 extern void rs_engine_rollback(RsEngine *engine);
 
+/* Has something that the subscription was loaded from changed since? */
+extern bool rs_engine_is_outdated(const RsEngine *engine);
+
+/* Fire what is deferred now, where the savepoint can still undo it. */
+extern void rs_fire_deferred_constraints(void);
+
 /*
  * Begin the claim's transaction with a subscription that is up to date.
  * Returns false where there is nothing to deliver for (and no transaction).
@@ -83,9 +89,12 @@ extern bool rs_claim_take(RsEngine *engine, RsDelivery *delivery);
 /* The row has been ended: the next claim may go on behind it. */
 extern void rs_claim_mark(RsEngine *engine, const RsDelivery *delivery);
 
-/* Leave a row alone for the retry delay; is this the one that is left alone? */
+/*
+ * Leave a row alone for the retry delay; until when the first of those rows
+ * (or the worker itself, after claims that failed) is left alone, 0: none is.
+ */
 extern void rs_claim_hold(RsEngine *engine, const RsDelivery *delivery);
-extern bool rs_claim_is_held(const RsEngine *engine, const RsDelivery *delivery);
+extern TimestampTz rs_claim_held_until(RsEngine *engine);
 
 /* --------------------------------------------------------------- deliver.c */
 

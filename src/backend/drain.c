@@ -12,6 +12,7 @@
 
 #include "backend/backend.h"
 #include "backend/compat.h"
+#include "backend/delivery.h"
 #include "backend/lease.h"
 
 #include "access/xact.h"
@@ -279,7 +280,7 @@ deliver_all(RsEngine *engine, int64 limit)
 			case RS_PROGRESS_TRANSIENT:
 				break;
 			case RS_PROGRESS_HELD:
-				wait_until(engine->held_until);
+				wait_until(rs_claim_held_until(engine));
 				break;
 			case RS_PROGRESS_NOTHING:
 			case RS_PROGRESS_QUIET:

@@ -12,6 +12,8 @@
 #include "backend/delivery.h"
 
 #include "access/xact.h"
+#include "commands/trigger.h"
+#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -81,13 +83,34 @@ rs_engine_begin(RsEngine *engine, rs_isolation isolation)
 {
 	rs_trace_step(engine, RS_STEP_BEGIN, "");
 	engine->session->begin(isolation);
+	engine->nest_level = NewGUCNestLevel();
 	MemoryContextSwitchTo(engine->delivery_context);
+}
+
+/*
+ * Never AfterTriggerFireDeferred() here: in a subtransaction, with earlier
+ * events pending outside it, it loses track of them when a rollback follows.
+ */
+void
+rs_fire_deferred_constraints(void)
+{
+	ConstraintsSetStmt *all_immediate = makeNode(ConstraintsSetStmt);
+
+	all_immediate->constraints = NIL;
+	all_immediate->deferred = false;
+	AfterTriggerSetState(all_immediate);
 }
 
 void
 rs_engine_commit(RsEngine *engine)
 {
 	rs_trace_step(engine, RS_STEP_COMMIT, "");
+	/*
+	 * User code runs in a settlement, too: triggers, and deferred ones, which
+	 * must not be left to run behind the end of what they may set.
+	 */
+	rs_fire_deferred_constraints();
+	AtEOXact_GUC(false, engine->nest_level);
 	engine->session->commit();
 	MemoryContextSwitchTo(engine->delivery_context);
 }
@@ -100,6 +123,12 @@ rs_engine_rollback(RsEngine *engine)
 	MemoryContextSwitchTo(engine->delivery_context);
 }
 
+bool
+rs_engine_is_outdated(const RsEngine *engine)
+{
+	return engine->generation != rs_catalog_generation();
+}
+
 /* Load the subscription in a transaction of its own; an error is the caller's. */
 static void
 load_subscription(RsEngine *engine)
@@ -110,14 +139,18 @@ load_subscription(RsEngine *engine)
 	PushActiveSnapshot(GetTransactionSnapshot());
 	engine->subscription = rs_subscription_load(engine->subscription_id, true, engine->context);
 	if (engine->subscription != NULL)
-		get_typlenbyval(engine->subscription->queue.type[RS_ROLE_ID], &engine->id_length,
-						&engine->id_byval);
+		get_typlenbyvalalign(engine->subscription->queue.type[RS_ROLE_ID], &engine->id_length,
+							 &engine->id_byval, &engine->id_align);
 	PopActiveSnapshot();
 	engine->session->commit();
 	MemoryContextSwitchTo(engine->delivery_context);
 	if (engine->subscription == NULL)
 		return;
 
+	/* A row left alone is known by its id, also after a reload. */
+	if (engine->held_type != engine->subscription->queue.type[RS_ROLE_ID])
+		engine->held_count = 0;
+	engine->held_type = engine->subscription->queue.type[RS_ROLE_ID];
 	engine->plans = rs_plans_create(&engine->subscription->queue,
 									&engine->subscription->destination, engine->context);
 	rs_stats_attach(engine->subscription);
@@ -157,7 +190,8 @@ rs_engine_begin_delivery(RsEngine *engine)
 		/* Not when it is loaded: the server's default may change at any time. */
 		rs_subscription_check_level(engine->subscription);
 		engine->session->begin(claim_level(&engine->subscription->queue.table));
-		if (engine->generation == rs_catalog_generation())
+		engine->nest_level = NewGUCNestLevel();
+		if (!rs_engine_is_outdated(engine))
 			break;
 		engine->session->rollback();
 		forget_subscription(engine);

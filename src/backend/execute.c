@@ -27,6 +27,7 @@
 #include "nodes/parsenodes.h"
 #include "optimizer/planner.h"
 #include "utils/guc.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/plancache.h"
 #include "utils/snapmgr.h"
@@ -150,6 +151,8 @@ parameter_type(const RsQueue *queue, rs_parameter parameter)
 	{
 		case RS_PARAM_ID:
 			return queue->type[RS_ROLE_ID];
+		case RS_PARAM_HELD:
+			return get_array_type(queue->type[RS_ROLE_ID]);
 		case RS_PARAM_HEADERS:
 			return queue->type[RS_ROLE_HEADERS];
 		case RS_PARAM_PAYLOAD:

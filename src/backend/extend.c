@@ -28,6 +28,7 @@
 
 #include "backend/backend.h"
 #include "backend/compat.h"
+#include "backend/delivery.h"
 #include "backend/heartbeat.h"
 #include "backend/shared.h"
 
@@ -227,17 +228,6 @@ get_queue(Oid relid)
 	return entry;
 }
 
-/* Deferred triggers and constraints, while they can still be cancelled. */
-static void
-fire_deferred_triggers(void)
-{
-	ConstraintsSetStmt *all_immediate = makeNode(ConstraintsSetStmt);
-
-	all_immediate->constraints = NIL;
-	all_immediate->deferred = false;
-	AfterTriggerSetState(all_immediate);
-}
-
 /* Write the new token, in the current transaction; false: the row has not got the old one. */
 static bool
 write_token(const Extension *extension)
@@ -264,7 +254,8 @@ write_token(const Extension *extension)
 	rs_value_set(&values, RS_PARAM_TOKEN, TimestampTzGetDatum(extension->token), 0);
 	rs_value_set(&values, RS_PARAM_UNTIL, TimestampTzGetDatum(extension->until), 0);
 	rows = rs_execute(entry->plans, RS_OP_EXTEND, &values);
-	fire_deferred_triggers();
+	/* While they can still be cancelled. */
+	rs_fire_deferred_constraints();
 	AtEOXact_GUC(false, nest_level);
 	return rows > 0;
 }

@@ -171,71 +171,136 @@ refuse(const RsQueue *queue, const char *text, const char *detail)
 					format_type_be(queue->row_type)));
 }
 
-/* The one function of this name that fits, among all its overloads. */
-static Oid
-find_by_name(const char *text, const RsQueue *queue, bool transactional, RsHandler *handler)
+/*
+ * How many functions of this name there are, and how many of them fit: the
+ * last that does is left in *handler, what is wrong with the last that does
+ * not in *problem.
+ */
+static int
+count_fitting(const char *name, const RsQueue *queue, bool transactional, RsHandler *handler,
+			  int *count, char **problem)
 {
 	List *names;
 	FuncCandidateList candidate;
-	Oid found = InvalidOid;
-	char *problem = NULL;
-	int count = 0;
+	int fitting = 0;
 
 #if PG_VERSION_NUM < 160000
-	names = stringToQualifiedNameList(text);
+	names = stringToQualifiedNameList(name);
 #else
-	names = stringToQualifiedNameList(text, NULL);
+	names = stringToQualifiedNameList(name, NULL);
 #endif
+	*count = 0;
 	candidate = FuncnameGetCandidates(names, -1, NIL, false, false, false, true);
-	if (candidate == NULL)
-		ereport(ERROR, errcode(ERRCODE_UNDEFINED_FUNCTION),
-				errmsg("function \"%s\" does not exist", text),
-				errhint("Create the handler first, or name its schema."));
-
 	for (; candidate != NULL; candidate = candidate->next)
 	{
 		RsHandler trial = {0};
+		char *wrong = examine_oid(candidate->oid, queue, transactional, &trial);
 
-		count++;
-		problem = examine_oid(candidate->oid, queue, transactional, &trial);
-		if (problem != NULL)
-			continue;
-		if (OidIsValid(found))
-			ereport(
-				ERROR, errcode(ERRCODE_AMBIGUOUS_FUNCTION),
+		(*count)++;
+		if (wrong != NULL)
+			*problem = wrong;
+		else
+		{
+			fitting++;
+			*handler = trial;
+		}
+	}
+	return fitting;
+}
+
+/* The one function of this name that fits, among all its overloads. */
+static void
+find_by_name(const char *text, const RsQueue *queue, bool transactional, RsHandler *handler)
+{
+	char *problem = NULL;
+	int count;
+	int fitting = count_fitting(text, queue, transactional, handler, &count, &problem);
+
+	if (count == 0)
+		ereport(ERROR, errcode(ERRCODE_UNDEFINED_FUNCTION),
+				errmsg("function \"%s\" does not exist", text),
+				errhint("Create the handler first, or name its schema."));
+	if (fitting == 0)
+		refuse(queue, text, count == 1 ? problem : "None of the functions of that name fits.");
+	if (fitting > 1)
+		ereport(ERROR, errcode(ERRCODE_AMBIGUOUS_FUNCTION),
 				errmsg("function name \"%s\" is not unique", text),
 				errdetail("More than one function of that name can be a handler of this queue."),
 				errhint("Write its argument types too, for example \"%s(%s)\".", text,
 						format_type_be(queue->row_type)));
-		found = candidate->oid;
-		*handler = trial;
-	}
+}
 
-	if (!OidIsValid(found))
-		refuse(queue, text, count == 1 ? problem : "None of the functions of that name fits.");
-	return found;
+static void
+find_by_oid(const char *text, Oid function, const RsQueue *queue, bool transactional,
+			RsHandler *handler)
+{
+	char *problem = examine_oid(function, queue, transactional, handler);
+
+	if (problem != NULL)
+		refuse(queue, text, problem);
+}
+
+static void
+find_by_signature(const char *text, const RsQueue *queue, bool transactional, RsHandler *handler)
+{
+	Oid function = DatumGetObjectId(DirectFunctionCall1(regprocedurein, CStringGetDatum(text)));
+
+	if (!OidIsValid(function))
+		ereport(ERROR, errcode(ERRCODE_UNDEFINED_FUNCTION),
+				errmsg("function \"%s\" does not exist", text));
+	find_by_oid(text, function, queue, transactional, handler);
+}
+
+/* The parenthesis at which a signature's arguments begin; NULL: it is a name alone. */
+static char *
+arguments_of(char *text)
+{
+	bool quoted = false;
+
+	for (; *text != '\0'; text++)
+	{
+		if (*text == '"')
+			quoted = !quoted;
+		else if (*text == '(' && !quoted)
+			return text;
+	}
+	return NULL;
+}
+
+/*
+ * Find again a handler that was dropped and made anew.  Its signature names
+ * types that may have been renamed since, the table's first of all; so where
+ * the one function of its name that fits takes the row, it is it.
+ */
+static void
+find_successor(const char *signature, const RsQueue *queue, bool transactional, RsHandler *handler)
+{
+	char *name = pstrdup(signature);
+	char *arguments = arguments_of(name);
+	char *problem = NULL;
+	int count;
+
+	if (arguments != NULL)
+		*arguments = '\0';
+	if (count_fitting(name, queue, transactional, handler, &count, &problem) != 1 ||
+		handler->input != RS_INPUT_ROW)
+		find_by_signature(signature, queue, transactional, handler);
 }
 
 void
-rs_handler_resolve(const char *text, const RsQueue *queue, bool transactional, Oid owner,
-				   RsHandler *handler)
+rs_handler_resolve(const char *text, Oid function, const RsQueue *queue, bool transactional,
+				   Oid owner, RsHandler *handler)
 {
 	memset(handler, 0, sizeof(*handler));
 
-	if (strchr(text, '(') != NULL)
-	{
-		Oid function = DatumGetObjectId(DirectFunctionCall1(regprocedurein, CStringGetDatum(text)));
-		char *problem;
-
-		if (!OidIsValid(function))
-			ereport(ERROR, errcode(ERRCODE_UNDEFINED_FUNCTION),
-					errmsg("function \"%s\" does not exist", text));
-		problem = examine_oid(function, queue, transactional, handler);
-		if (problem != NULL)
-			refuse(queue, text, problem);
-	}
+	if (OidIsValid(function) && SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(function)))
+		find_by_oid(text, function, queue, transactional, handler);
+	else if (OidIsValid(function))
+		find_successor(text, queue, transactional, handler);
+	else if (arguments_of(pstrdup(text)) != NULL)
+		find_by_signature(text, queue, transactional, handler);
 	else
-		(void) find_by_name(text, queue, transactional, handler);
+		find_by_name(text, queue, transactional, handler);
 
 	handler->name = format_procedure_qualified(handler->function);
 
@@ -427,6 +492,10 @@ rs_handler_call(const RsSubscription *subscription, const RsDelivery *delivery)
 	InvokeFunctionExecuteHook(handler->function);
 
 	fmgr_info_cxt(handler->function, &flinfo, CurrentMemoryContext);
+	/* It may have been replaced since it was looked at. */
+	if (flinfo.fn_strict && delivery->input_isnull)
+		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				errmsg("the payload is null, and the handler is declared STRICT"));
 	InitFunctionCallInfoData(*fcinfo, &flinfo, handler->takes_delivery ? 2 : 1,
 							 DEFAULT_COLLATION_OID, NULL, NULL);
 	fcinfo->args[0].value = delivery->input;

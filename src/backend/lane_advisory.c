@@ -136,11 +136,11 @@ take_one(RsWork *work, const RsCandidate *candidates, int count)
 			continue;
 		if (!take(work, &candidates[i]))
 			rs_engine_commit(engine);
-		else if (rs_claim_is_held(engine, &work->delivery))
+		else if (rs_engine_is_outdated(engine))
 		{
 			rs_engine_rollback(engine);
 			rs_unlock_key(engine, &work->delivery);
-			return RS_PROGRESS_HELD;
+			return RS_PROGRESS_TRANSIENT;
 		}
 		else
 		{
@@ -173,6 +173,8 @@ rs_deliver_advisory(RsWork *work)
 		count = find_candidates(work, false, candidates);
 		progress = take_one(work, candidates, count);
 	}
+	if (progress == RS_PROGRESS_NOTHING && rs_claim_held_until(engine) != 0)
+		return RS_PROGRESS_HELD;
 	if (progress != RS_PROGRESS_DELIVERED)
 		return progress;
 

@@ -128,13 +128,13 @@ rs_deliver_lease(RsWork *work)
 	if (!claimed)
 	{
 		rs_engine_commit(engine);
-		return RS_PROGRESS_NOTHING;
+		return rs_claim_held_until(engine) != 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
 	}
 	RS_FAILPOINT("after_claim");
-	if (rs_claim_is_held(engine, &work->delivery))
+	if (rs_engine_is_outdated(engine))
 	{
 		rs_engine_rollback(engine);
-		return RS_PROGRESS_HELD;
+		return RS_PROGRESS_TRANSIENT;
 	}
 	rs_engine_commit(engine);
 	work->stage = RS_STAGE_DECODE;

@@ -551,7 +551,8 @@ fill(const RsRow *row, RsSubscription *subscription)
 	subscription->poll_interval =
 		interval_setting(row, RS_SUBSCRIPTION_POLL_INTERVAL, "poll_interval", 10000, USECS_PER_DAY);
 	check_claim_index(subscription);
-	rs_handler_resolve(handler, &subscription->queue, subscription->policy.transactional,
+	rs_handler_resolve(handler, DatumGetObjectId(rs_row_get(row, RS_SUBSCRIPTION_HANDLER_OID)),
+					   &subscription->queue, subscription->policy.transactional,
 					   subscription->owner, &subscription->handler);
 }
 

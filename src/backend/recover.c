@@ -29,6 +29,21 @@ rs_forget_transient_failures(RsEngine *engine)
 	engine->transient_count = 0;
 }
 
+/* In the caller's session a cancel is the caller's, and no failure. */
+static bool
+is_callers_cancel(const RsEngine *engine, const ErrorData *error)
+{
+	return error->sqlerrcode == ERRCODE_QUERY_CANCELED && engine->session->rethrows_cancel;
+}
+
+/* What the handler has left goes all the same. */
+static void
+rethrow_cancel(RsEngine *engine, ErrorData *error)
+{
+	engine->session->clean();
+	ReThrowError(error);
+}
+
 /* How far a settlement in a fresh transaction came. */
 typedef enum Afresh
 {
@@ -48,6 +63,7 @@ try_afresh(RsWork *work, const rs_settlement *settlement, bool records)
 {
 	RsEngine *engine = work->engine;
 	volatile Afresh result = AFRESH_TAKEN;
+	ErrorData *volatile error = NULL;
 
 	PG_TRY();
 	{
@@ -67,12 +83,19 @@ try_afresh(RsWork *work, const rs_settlement *settlement, bool records)
 	PG_CATCH();
 	{
 		MemoryContextSwitchTo(engine->delivery_context);
+		error = CopyErrorData();
 		FlushErrorState();
 		rs_engine_rollback(engine);
 		result = AFRESH_FAILED;
 	}
 	PG_END_TRY();
 
+	/* A lease stays, and ends by itself: a second cancel must not find us here. */
+	if (error != NULL && is_callers_cancel(engine, error))
+	{
+		rs_unlock_key(engine, &work->delivery);
+		rethrow_cancel(engine, error);
+	}
 	return result;
 }
 
@@ -128,8 +151,8 @@ settle_afresh(RsWork *work, rs_cause cause)
 		(void) try_afresh(work, NULL, true);
 		rs_claim_hold(engine, &work->delivery);
 	}
-	else if (settlement.outcome == RS_OUTCOME_RETRY)
-		rs_claim_hold(engine, &work->delivery);
+	else
+		rs_hold_if_hot(engine, &work->delivery, &settlement);
 
 	give_back(work);
 	rs_report_failure(work);
@@ -175,7 +198,9 @@ after_transient_failure(RsWork *work, RsStage stage)
 		/* The claim itself fails, of no row in particular: come back later. */
 		give_back(work);
 		rs_forget_transient_failures(engine);
-		return RS_PROGRESS_NOTHING;
+		engine->rest_until = GetCurrentTimestamp() + Min(engine->subscription->policy.retry_delay,
+														 engine->subscription->poll_interval);
+		return RS_PROGRESS_HELD;
 	}
 	settle_afresh(work, stage == RS_STAGE_SETTLE ? RS_CAUSE_SETTLE_ERROR : RS_CAUSE_ERROR);
 	return RS_PROGRESS_DELIVERED;
@@ -226,7 +251,7 @@ rs_lose(RsWork *work)
 RsProgress
 rs_recover(RsWork *work)
 {
-	if (rs_is_transient(work->error))
+	if (rs_is_transient(work->error) && work->engine->subscription != NULL)
 		return after_transient_failure(work, work->stage);
 
 	/* Without a row the subscription itself is at fault. */
@@ -235,12 +260,10 @@ rs_recover(RsWork *work)
 		give_back(work);
 		ReThrowError(work->error);
 	}
-	/* A cancel is no failure; but what the handler has left goes all the same. */
-	if (work->error->sqlerrcode == ERRCODE_QUERY_CANCELED && work->engine->session->rethrows_cancel)
+	if (is_callers_cancel(work->engine, work->error))
 	{
 		give_back(work);
-		work->engine->session->clean();
-		ReThrowError(work->error);
+		rethrow_cancel(work->engine, work->error);
 	}
 
 	rs_stats_count(RS_COUNT_SETTLE_FAILED);

@@ -171,6 +171,9 @@ rs_roster_reap(RsSupervised *subscription)
 							"its worker ended as soon as it had started: see the server's log");
 		if (failed && now >= subscription->next_start)
 		{
+			/* One that had worked for a while begins a row of failures of its own. */
+			if (now - worker->started_at > rs_restart_delay(subscription->failures) * 1000)
+				subscription->failures = 0;
 			subscription->failures++;
 			subscription->next_start =
 				TimestampTzPlusMilliseconds(now, rs_restart_delay(subscription->failures));

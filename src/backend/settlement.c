@@ -47,6 +47,7 @@ rs_settle_delivery(RsEngine *engine, RsDelivery *delivery, const rs_settlement *
 	const rs_policy *policy = &subscription->policy;
 	RsValues values;
 	int64 rows;
+	uint64 generation;
 
 	rs_trace_step(engine, RS_STEP_SETTLE, rs_outcome_word(settlement->outcome));
 	rs_stop_lease(delivery);
@@ -65,7 +66,13 @@ rs_settle_delivery(RsEngine *engine, RsDelivery *delivery, const rs_settlement *
 		rs_value_set(&values, RS_PARAM_UNTIL, TimestampTzGetDatum(now + delay), 0);
 	}
 
+	generation = rs_catalog_generation();
 	rows = rs_execute(engine->plans, settlement->operation, &values);
+	/* The queue is locked by the claim, but where a row moves to may have changed. */
+	if (settlement->operation == RS_OP_MOVE_TABLE && generation != rs_catalog_generation())
+		ereport(ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+				errmsg("the dead-letter table of subscription \"%s\" changed as row %s moved",
+					   subscription->name, delivery->id_text));
 	if (rows == 0)
 	{
 		if (!is_gone(engine, settlement, &values))
@@ -159,13 +166,12 @@ rs_count_settlement(rs_outcome outcome, bool failed)
 }
 
 /*
- * A row that failed comes back at once where its table cannot delay it: then
- * it is this worker that waits.
+ * A row that failed and comes back at once comes back to others; this worker
+ * leaves it alone for a while.
  */
 void
 rs_hold_if_hot(RsEngine *engine, const RsDelivery *delivery, const rs_settlement *settlement)
 {
-	if (settlement->outcome == RS_OUTCOME_RETRY &&
-		engine->subscription->queue.table.column[RS_ROLE_RETRY_AFTER] == NULL)
+	if (settlement->outcome == RS_OUTCOME_RETRY)
 		rs_claim_hold(engine, delivery);
 }

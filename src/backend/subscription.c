@@ -299,6 +299,7 @@ check(RsRow *row)
 	if (subscription->workers > 0)
 		check_can_connect(subscription->owner);
 	rs_row_set(row, RS_SUBSCRIPTION_HANDLER, CStringGetTextDatum(subscription->handler.name));
+	rs_row_set(row, RS_SUBSCRIPTION_HANDLER_OID, ObjectIdGetDatum(subscription->handler.function));
 	warn(subscription);
 }
 
@@ -327,6 +328,7 @@ rs_sql_subscribe(PG_FUNCTION_ARGS)
 	rs_row_set(&row, RS_SUBSCRIPTION_NAME, PG_GETARG_DATUM(0));
 	rs_row_set(&row, RS_SUBSCRIPTION_QUEUE, PG_GETARG_DATUM(1));
 	rs_row_set(&row, RS_SUBSCRIPTION_HANDLER, PG_GETARG_DATUM(2));
+	rs_row_set(&row, RS_SUBSCRIPTION_HANDLER_OID, ObjectIdGetDatum(InvalidOid));
 	rs_row_set(&row, RS_SUBSCRIPTION_PAUSED, BoolGetDatum(false));
 	set_owner(&row, GetUserId());
 
@@ -391,7 +393,10 @@ rs_sql_alter_subscription(PG_FUNCTION_ARGS)
 	if (!PG_ARGISNULL(reset))
 		reset_settings(PG_GETARG_ARRAYTYPE_P(reset), row);
 	if (!PG_ARGISNULL(handler))
+	{
 		rs_row_set(row, RS_SUBSCRIPTION_HANDLER, PG_GETARG_DATUM(handler));
+		rs_row_set(row, RS_SUBSCRIPTION_HANDLER_OID, ObjectIdGetDatum(InvalidOid));
+	}
 	take_settings(fcinfo, first_setting, row);
 
 	check(row);
@@ -438,6 +443,9 @@ rs_sql_resume(PG_FUNCTION_ARGS)
 					   text_to_cstring(PG_GETARG_TEXT_PP(0))),
 				errhint("Subscribe again as the role that is to own it."));
 
+	/* In a copy the number is another function's, or nobody's. */
+	if (rs_subscription_is_copied(row))
+		rs_row_set(row, RS_SUBSCRIPTION_HANDLER_OID, ObjectIdGetDatum(InvalidOid));
 	set_owner(row, owner);
 	rs_row_set(row, RS_SUBSCRIPTION_PAUSED, BoolGetDatum(false));
 	check(row);

@@ -47,6 +47,9 @@
 
 #define COMPLAIN_MSEC 60000
 
+/* How often a subscription that may not run is looked at again. */
+#define PROBLEM_MSEC 5000
+
 #define WAITING_FOR_SLOT                                                                           \
 	"waiting for a worker slot: raise max_worker_processes or ruststream.max_workers"
 
@@ -366,7 +369,14 @@ reconcile(void)
 
 	until = start_missing();
 	foreach (cell, subscriptions)
-		report_problem(lfirst(cell), GetCurrentTimestamp());
+	{
+		RsSupervised *subscription = lfirst(cell);
+
+		report_problem(subscription, GetCurrentTimestamp());
+		/* Nobody tells us when it is mended. */
+		if (subscription->listed && subscription->problem[0] != '\0')
+			until = Min(until, TimestampTzPlusMilliseconds(GetCurrentTimestamp(), PROBLEM_MSEC));
+	}
 	return until;
 }
 

@@ -14,10 +14,12 @@
 
 #include "backend/backend.h"
 #include "backend/compat.h"
+#include "backend/delivery.h"
 
 #include "access/xact.h"
 #include "catalog/namespace.h"
 #include "commands/prepare.h"
+#include "commands/sequence.h"
 #include "libpq/pqsignal.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
@@ -90,6 +92,7 @@ rs_session_clean(void)
 	PortalHashTableDeleteAll();
 	DropAllPreparedStatements();
 	LockReleaseSession(USER_LOCKMETHOD);
+	ResetSequenceCaches();
 	drop_temporary_tables();
 }
 
@@ -208,7 +211,8 @@ serve(RsEngine *engine)
 				wait_until(next_look(engine), RS_WORKER_IDLE, rs_wait_event_idle());
 				break;
 			case RS_PROGRESS_HELD:
-				wait_until(engine->held_until, RS_WORKER_HOLDING, rs_wait_event_hold());
+				wait_until(Min(next_look(engine), rs_claim_held_until(engine)), RS_WORKER_HOLDING,
+						   rs_wait_event_hold());
 				break;
 			case RS_PROGRESS_QUIET:
 				proc_exit(0);

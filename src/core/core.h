@@ -286,18 +286,19 @@ extern const char *rs_operation_word(rs_operation operation);
  * first use and says which they are.
  */
 #define RS_PARAMETERS(X)                                                                           \
-	X(RS_PARAM_ID, "id")                       /* the row's id, in its column's own type */        \
-	X(RS_PARAM_GROUP, "group")                 /* the group that is read, text */                  \
-	X(RS_PARAM_NOW, "now")                     /* the one "now" of the statement, timestamptz */   \
-	X(RS_PARAM_UNTIL, "until")                 /* due again, or leased until then, timestamptz */  \
-	X(RS_PARAM_TOKEN, "token")                 /* the lease token that is held, timestamptz */     \
-	X(RS_PARAM_DEAD_GROUP, "dead_group")       /* the group dead letters go to, text */            \
-	X(RS_PARAM_ATTEMPT, "attempt")             /* the attempt the claim has seen, bigint */        \
-	X(RS_PARAM_LIMIT, "limit")                 /* how many rows at most, bigint */                 \
-	X(RS_PARAM_ANNOUNCED, "announced")         /* the one that may have replaced it */             \
-	X(RS_PARAM_KEY, "key")                     /* the advisory key, text */                        \
-	X(RS_PARAM_HELD_TOO, "held_too")           /* also rows whose key is held, boolean */          \
-	X(RS_PARAM_PRIORITY, "priority")           /* bigint */                                        \
+	X(RS_PARAM_ID, "id")                 /* the row's id, in its column's own type */              \
+	X(RS_PARAM_GROUP, "group")           /* the group that is read, text */                        \
+	X(RS_PARAM_NOW, "now")               /* the one "now" of the statement, timestamptz */         \
+	X(RS_PARAM_UNTIL, "until")           /* due again, or leased until then, timestamptz */        \
+	X(RS_PARAM_TOKEN, "token")           /* the lease token that is held, timestamptz */           \
+	X(RS_PARAM_DEAD_GROUP, "dead_group") /* the group dead letters go to, text */                  \
+	X(RS_PARAM_HELD, "held")             /* rows to leave alone, an array of the id's type */      \
+	X(RS_PARAM_ATTEMPT, "attempt")       /* the attempt the claim has seen, bigint */              \
+	X(RS_PARAM_LIMIT, "limit")           /* how many rows at most, bigint */                       \
+	X(RS_PARAM_ANNOUNCED, "announced")   /* the one that may have replaced it */                   \
+	X(RS_PARAM_KEY, "key")               /* the advisory key, text */                              \
+	X(RS_PARAM_HELD_TOO, "held_too")     /* also rows whose key is held, boolean */                \
+	X(RS_PARAM_PRIORITY, "priority")     /* bigint */                                              \
 	X(RS_PARAM_PARTITION_KEY, "partition_key") /* text */                                          \
 	X(RS_PARAM_HEADERS, "headers")             /* in the column's own type */                      \
 	X(RS_PARAM_PAYLOAD, "payload")             /* in the column's own type */

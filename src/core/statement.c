@@ -45,6 +45,9 @@
 #define ATTEMPT "COALESCE(ruststream_row.{attempt}, 1)"
 #define COUNT_ATTEMPT "{attempt} = " ATTEMPT " OPERATOR(pg_catalog.+) 1"
 
+/* The rows that this worker leaves alone for now, since they have just failed. */
+#define NOT_HELD WHERE " ruststream_row.{id} OPERATOR(pg_catalog.<>) ALL (:held)"
+
 /*
  * Headers are not cast: jsonb refuses what json lets pass, and a row must not
  * be able to break the claim that finds it.
@@ -80,16 +83,16 @@
 #define OPEN(...) __VA_ARGS__
 #define FIND_OPENED(...) FIND_PARTS(__VA_ARGS__)
 #define FIND_PARTS(which, selected, condition, locking)                                            \
-	"SELECT " selected                                                                             \
-	" FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED which condition CLAIM_ORDER         \
-	" LIMIT :limit" locking
+	"SELECT " selected " FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED which condition  \
+		NOT_HELD CLAIM_ORDER " LIMIT :limit" locking
 
 /*
  * A claim looks into one range of the index after the other, in claim order:
  * for each priority the rows without a delay, then those whose delay is over.
  * One scan that filters would read every row that waits, on each claim that
  * finds nothing else: a million scheduled tasks would cost a second a poll.
- * The ranges are read one by one, and no further than the limit.
+ * The ranges are read one by one, and no further than the limit; each priority
+ * that rows have costs a few steps down the index, when nothing is due.
  */
 #define UNDELAYED WHERE " ruststream_row.{retry_after} IS NULL"
 #define COME_DUE WHERE " ruststream_row.{retry_after} OPERATOR(pg_catalog.<=) :now"

@@ -8,7 +8,6 @@ use lib $FindBin::Bin;
 use RuststreamTest;
 use PostgreSQL::Test::Utils;
 use Test::More;
-use Time::HiRes qw(usleep);
 
 my $readme = slurp_file(source_dir() . '/README.md');
 my ($tour) = $readme =~ /^## Five minutes$(.*?)^## /ms;
@@ -77,7 +76,7 @@ foreach my $block (@blocks)
 		my $seen = tidy((run_sql($sql))[1]);
 		while ($seen ne tidy($answer) && time() < $deadline)
 		{
-			usleep(100_000);
+			$node->safe_psql($database, "SELECT pg_sleep(0.1)");
 			$seen = tidy((run_sql($sql))[1]);
 		}
 		is($seen, tidy($answer), "answers: $first") or $patience = 0;

@@ -205,6 +205,35 @@ is($node->safe_psql('postgres', "SELECT count(*) FROM pg_locks WHERE pid = $pid"
 is($node->safe_psql('postgres', "SELECT count(*) FROM pg_class WHERE relname LIKE 'left%'"), '0',
 	'no temporary table either');
 
+# -------------------------------------- transient failures, where workers meet
+
+# Three workers add to the same row at repeatable read: most of their deliveries
+# meet, and are rolled back and claimed anew.
+for my $level ('repeatable read', 'serializable')
+{
+	(my $name = $level) =~ tr/ /_/;
+	app(<<"SQL");
+SELECT ruststream.create_queue('$name', isolation => '$level');
+CREATE TABLE sum_$name (n bigint);
+INSERT INTO sum_$name VALUES (0);
+CREATE TABLE added_$name (id bigint UNIQUE);
+CREATE FUNCTION add_$name(job $name) RETURNS void LANGUAGE plpgsql AS \$\$
+BEGIN
+	UPDATE app.sum_$name SET n = n + job.id;
+	INSERT INTO app.added_$name VALUES (job.id);
+END \$\$;
+INSERT INTO $name (payload) SELECT '{}' FROM generate_series(1, 1000);
+SELECT ruststream.subscribe('$name', '$name', 'add_$name', workers => 3, retry_delay => '10 ms');
+SQL
+	wait_for_empty($node, "app.$name", "deliveries that meet at $level");
+	is(app("SELECT n, (SELECT count(*) FROM added_$name) FROM sum_$name"), '500500|1000',
+		'no update is lost, none is made twice');
+	wait_for($node, "SELECT transient > 0 AND acked = 1000 FROM ruststream.stat_subscription"
+		  . " WHERE subscription = '$name'", 'the counters show that they met');
+	note(app("SELECT transient, failed FROM ruststream.stat_subscription WHERE subscription = '$name'"));
+	app("SELECT ruststream.unsubscribe('$name')");
+}
+
 # ---------------------------------------- a worker as the only writer, growth
 
 # The counter is updated by the worker alone: if nobody but it counts the dead
