@@ -359,9 +359,11 @@ COMMENT ON FUNCTION ruststream.wake() IS 'trigger function: wakes the queue''s i
  *
  *	name			of the subscription; up to 63 bytes
  *	queue			an attached queue
- *	handler			'schema.fn', or 'fn(argtype, ..)' where that names several
+ *	handler			'schema.fn', or 'fn(argtype, ..)' where that names several; a procedure,
+ *					which may COMMIT, where nothing is transactional about it
  *	group_name		the group it reads; NULL: the subscription's name
- *	transactional	the handler's writes and the row's end are one commit
+ *	transactional	the handler's writes and the row's end are one commit; false: its
+ *					writes stay, whatever it answers
  *	workers			processes of its own; 0: delivered by CALL ruststream.drain only
  *	batch_size		how many rows a batch handler takes
  *	max_attempts	after so many failed attempts a row becomes a dead letter;
@@ -383,7 +385,8 @@ COMMENT ON FUNCTION ruststream.wake() IS 'trigger function: wakes the queue''s i
  * In intervals a month counts as 30 days.  Errors: 42704 no such queue, 42883
  * no such function, 42P13 a function that does not fit, 42501 a right that the
  * owner lacks, 22023 a setting that makes no sense, 55000 no index serves the
- * claims, 0A000 what this version does not deliver yet.
+ * claims, 0A000 a lease queue to be delivered transactionally above read
+ * committed, or what this version does not deliver yet.
  */
 CREATE FUNCTION ruststream.subscribe(
 	name text,
@@ -499,7 +502,8 @@ COMMENT ON FUNCTION ruststream.publish(regclass, jsonb, text, integer, interval,
  * drain: deliver in the caller's session until nothing is due, or until
  * max_deliveries rows have been delivered.  Commits as it goes, so it is
  * refused in a transaction block.  Session user and current user must be the
- * subscription's owner.
+ * subscription's owner.  A lease queue needs the background process that extends
+ * its leases: error 55000 where that is not there.
  */
 CREATE PROCEDURE ruststream.drain(subscription text, max_deliveries bigint DEFAULT NULL)
 LANGUAGE c

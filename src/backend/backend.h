@@ -235,7 +235,15 @@ typedef struct RsSession
 	void (*loaded)(const RsSubscription *subscription); /* may be NULL */
 	bool rethrows_cancel;                               /* a cancel is the caller's, no failure */
 	bool is_process;                                    /* of ours, the session being its own */
-	int trace_level;                                    /* NOTICE or LOG */
+
+	/*
+	 * The transaction that a procedure begins in, and may end: no SPI, no
+	 * snapshot, no savepoint.  Its end also undoes what it has SET.
+	 */
+	void (*begin_procedure)(void);
+	void (*commit_procedure)(void);
+	void (*rollback_procedure)(void);
+	int trace_level; /* NOTICE or LOG */
 } RsSession;
 
 /* A row that is left alone for a while.  Beyond so many the worker itself waits. */
@@ -351,13 +359,10 @@ extern RsAnswer rs_handler_answer(const RsHandler *handler, Datum datum, bool is
 
 /*
  * Call a handler that is a procedure, decoded input given, so that it may end
- * transactions and begin new ones.  In a process of our own only; in a
- * transaction that has no SPI connection and no snapshot, and ends in another.
+ * transactions and begin new ones: in one that the session has begun for it, and
+ * ending in another.
  */
 extern RsAnswer rs_procedure_call(const RsSubscription *subscription, const RsDelivery *delivery);
-
-/* Undo what it may have SET for the session, role included.  Outside any transaction. */
-extern void rs_procedure_reset_settings(void);
 
 /* --------------------------------------------------------------- failure.c */
 

@@ -195,21 +195,17 @@ call_procedure(RsWork *work)
 	RsEngine *engine = work->engine;
 	ErrorContextCallback callback = {.callback = handler_error_context, .arg = work};
 
-	work->stage = RS_STAGE_DECODE;
-	if (!engine->session->is_process)
-		ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				errmsg("a handler that is a procedure needs a worker"));
-
 	callback.previous = error_context_stack;
 	error_context_stack = &callback;
-	StartTransactionCommand();
+	work->stage = RS_STAGE_DECODE;
+	engine->session->begin_procedure();
 	MemoryContextSwitchTo(engine->delivery_context);
 	lock_queue(engine);
 	rs_handler_decode(engine->subscription, &work->delivery);
 	work->stage = RS_STAGE_HANDLER;
 	rs_trace_step(engine, RS_STEP_HANDLER, "");
 	work->answer = rs_procedure_call(engine->subscription, &work->delivery);
-	CommitTransactionCommand();
+	engine->session->commit_procedure();
 	error_context_stack = callback.previous;
 	RS_FAILPOINT("after_handler");
 }
@@ -219,10 +215,11 @@ static void
 handle_apart(RsWork *work)
 {
 	const RsSession *session = work->engine->session;
+	bool is_procedure = work->engine->subscription->handler.is_procedure;
 
 	PG_TRY();
 	{
-		if (work->engine->subscription->handler.is_procedure)
+		if (is_procedure)
 			call_procedure(work);
 		else
 		{
@@ -236,15 +233,12 @@ handle_apart(RsWork *work)
 	PG_CATCH();
 	{
 		keep_error(work);
-		session->rollback();
+		if (is_procedure)
+			session->rollback_procedure();
+		else
+			session->rollback();
 	}
 	PG_END_TRY();
-
-	if (work->engine->subscription->handler.is_procedure && session->is_process)
-	{
-		rs_procedure_reset_settings();
-		session->loaded(work->engine->subscription);
-	}
 	MemoryContextSwitchTo(work->engine->delivery_context);
 }
 

@@ -24,7 +24,10 @@
 #include "nodes/parsenodes.h"
 #include "storage/latch.h"
 #include "storage/lock.h"
+#include "tcop/pquery.h"
 #include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/guc_tables.h"
 #include "utils/memutils.h"
 #include "utils/portal.h"
 #include "utils/snapmgr.h"
@@ -241,6 +244,127 @@ drain_clean(void)
 	SPI_commit();
 }
 
+/* ------------------------------------------------- a procedure's transactions */
+
+/*
+ * What the caller's session had set before a procedure that may SET and COMMIT:
+ * pairs of a name and a value.
+ */
+static List *callers_settings;
+static Oid callers_session_user;
+
+/*
+ * The settings that a session may make and RESET ALL would undo, as such pairs in
+ * the current context.  The view pg_settings would do, but for those that belong to
+ * nobody ("my.own").
+ */
+static List *
+read_settings(void)
+{
+	List *settings = NIL;
+	struct config_generic **variables;
+	int count;
+
+#if PG_VERSION_NUM < 160000
+	variables = get_guc_variables();
+	count = GetNumConfigOptions();
+#else
+	variables = get_guc_variables(&count);
+#endif
+	for (int i = 0; i < count; i++)
+	{
+		const char *value;
+
+		if (variables[i]->context < PGC_SUSET || (variables[i]->flags & GUC_NO_RESET_ALL) != 0)
+			continue;
+		value = GetConfigOption(variables[i]->name, true, false);
+		settings =
+			lappend(settings, list_make2(pstrdup(variables[i]->name), pstrdup(value ? value : "")));
+	}
+	return settings;
+}
+
+/* What the caller had set; false where it is a setting that the handler made. */
+static bool
+callers_setting(const char *name, const char **value)
+{
+	ListCell *cell;
+
+	foreach (cell, callers_settings)
+	{
+		if (strcmp(linitial(lfirst(cell)), name) == 0)
+		{
+			*value = lsecond(lfirst(cell));
+			return true;
+		}
+	}
+	*value = NULL;
+	return false;
+}
+
+/* SET, or RESET where there is no value. */
+static void
+set_for_session(const char *name, const char *value)
+{
+	(void) set_config_option(name, value, superuser() ? PGC_SUSET : PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SET, true, 0, false);
+}
+
+static void
+restore_settings(void)
+{
+	List *settings;
+	ListCell *cell;
+
+	/* The role first: what follows is done with the caller's rights. */
+	if (GetSessionUserId() != callers_session_user)
+		set_for_session("session_authorization", GetUserNameFromId(callers_session_user, false));
+	set_for_session("role", "none");
+
+	settings = read_settings();
+	foreach (cell, settings)
+	{
+		const char *now = lsecond(lfirst(cell));
+		const char *before;
+
+		if (!callers_setting(linitial(lfirst(cell)), &before) || strcmp(before, now) != 0)
+			set_for_session(linitial(lfirst(cell)), before);
+	}
+	SPI_commit();
+}
+
+/* In the transaction that SPI has begun, without our savepoint. */
+static void
+drain_begin_procedure(void)
+{
+	callers_session_user = GetSessionUserId();
+	callers_settings = read_settings();
+}
+
+static void
+drain_commit_procedure(void)
+{
+	SPI_commit();
+	restore_settings();
+}
+
+/*
+ * Not SPI_rollback, which would have to find the stack of SPI's connections as it
+ * was, and no cursor of the procedure's left: so the transaction's own
+ * abort, which drops all of that, our connection included.  There is no other
+ * below it: see check_can_deliver.
+ */
+static void
+drain_rollback_procedure(void)
+{
+	AbortCurrentTransaction();
+	StartTransactionCommand();
+	if (ActivePortal != NULL)
+		ActivePortal->portalSnapshot = NULL;
+	SPI_connect_ext(SPI_OPT_NONATOMIC);
+	restore_settings();
+}
+
 static const RsSession drain_session = {
 	.begin = drain_begin,
 	.commit = drain_commit,
@@ -249,6 +373,9 @@ static const RsSession drain_session = {
 	.loaded = NULL,
 	.rethrows_cancel = true,
 	.is_process = false,
+	.begin_procedure = drain_begin_procedure,
+	.commit_procedure = drain_commit_procedure,
+	.rollback_procedure = drain_rollback_procedure,
 	.trace_level = NOTICE,
 };
 
@@ -322,14 +449,13 @@ check_can_deliver(const RsSubscription *subscription)
 {
 	const char *reason;
 
-	if (subscription->handler.is_procedure)
+	/* A procedure that fails takes every connection to SPI with it. */
+	if (subscription->handler.is_procedure && SPI_unregister_relation("") != SPI_ERROR_UNCONNECTED)
 		ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				errmsg("subscription \"%s\" cannot be drained: its handler is a procedure",
+				errmsg("subscription \"%s\" cannot be drained from a function or procedure: its "
+					   "handler is a procedure",
 					   subscription->name),
-				errdetail("What a procedure has begun could not be undone in this session."),
-				errhint("Have a worker deliver it: SELECT ruststream.alter_subscription(%s, "
-						"workers => 1).",
-						quote_literal_cstr(subscription->name)));
+				errhint("CALL ruststream.drain by itself."));
 	if (rs_table_form(&subscription->queue.table) != RS_FORM_LEASE)
 		return;
 	reason = rs_lease_unavailable(subscription->owner);
@@ -356,7 +482,7 @@ is_atomic(FunctionCallInfo fcinfo)
  * session until nothing is due, or so many deliveries are done (NULL: no
  * limit).  Errors: 42704 no such subscription, 42501 not its owner, 25001
  * inside a transaction block, 55000 paused or copied, or a lease queue whose leases
- * nobody extends, 0A000 a handler that is a procedure.
+ * nobody extends, 0A000 from within a function where the handler is a procedure.
  */
 Datum
 rs_sql_drain(PG_FUNCTION_ARGS)

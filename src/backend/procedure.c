@@ -14,7 +14,6 @@
 
 #include "backend/backend.h"
 
-#include "access/xact.h"
 #include "executor/tstoreReceiver.h"
 #include "funcapi.h"
 #include "lib/stringinfo.h"
@@ -22,21 +21,10 @@
 #include "tcop/pquery.h"
 #include "tcop/tcopprot.h"
 #include "utils/builtins.h"
-#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/portal.h"
 #include "utils/snapmgr.h"
 #include "utils/tuplestore.h"
-
-/* As DISCARD ALL does; what a COMMIT has kept is no transaction's to undo. */
-void
-rs_procedure_reset_settings(void)
-{
-	StartTransactionCommand();
-	SetPGVariable("session_authorization", NIL, false);
-	ResetAllOptions();
-	CommitTransactionCommand();
-}
 
 static void
 set_parameter(ParamListInfo parameters, Oid type, Datum value, bool isnull)

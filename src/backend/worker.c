@@ -33,6 +33,9 @@
 #include "utils/portal.h"
 #include "utils/snapmgr.h"
 
+/* The name that pg_stat_activity shows. */
+static char our_name[NAMEDATALEN];
+
 /* What pg_stat_activity shows while there is work. */
 static char activity[NAMEDATALEN * 4];
 
@@ -62,6 +65,40 @@ worker_rollback(void)
 {
 	/* Also unwinds SPI, savepoints and settings, however deep the error was. */
 	AbortOutOfAnyTransaction();
+}
+
+/* ------------------------------------------------- a procedure's transactions */
+
+/* What a COMMIT has kept is no transaction's to undo: as DISCARD ALL does. */
+static void
+reset_settings(void)
+{
+	StartTransactionCommand();
+	SetPGVariable("session_authorization", NIL, false);
+	ResetAllOptions();
+	CommitTransactionCommand();
+	SetConfigOption("application_name", our_name, PGC_USERSET, PGC_S_SESSION);
+}
+
+static void
+worker_begin_procedure(void)
+{
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+}
+
+static void
+worker_commit_procedure(void)
+{
+	CommitTransactionCommand();
+	reset_settings();
+}
+
+static void
+worker_rollback_procedure(void)
+{
+	AbortOutOfAnyTransaction();
+	reset_settings();
 }
 
 /* The temporary tables that handlers have made, if any. */
@@ -100,10 +137,8 @@ rs_session_clean(void)
 static void
 worker_loaded(const RsSubscription *subscription)
 {
-	char name[NAMEDATALEN];
-
-	snprintf(name, sizeof(name), "ruststream: %s", subscription->name);
-	SetConfigOption("application_name", name, PGC_USERSET, PGC_S_SESSION);
+	snprintf(our_name, sizeof(our_name), "ruststream: %s", subscription->name);
+	SetConfigOption("application_name", our_name, PGC_USERSET, PGC_S_SESSION);
 	snprintf(activity, sizeof(activity), "deliver from %s.%s to %s",
 			 subscription->queue.table.schema, subscription->queue.table.name,
 			 subscription->handler.name);
@@ -118,6 +153,9 @@ static const RsSession worker_session = {
 	.loaded = worker_loaded,
 	.rethrows_cancel = false,
 	.is_process = true,
+	.begin_procedure = worker_begin_procedure,
+	.commit_procedure = worker_commit_procedure,
+	.rollback_procedure = worker_rollback_procedure,
 	.trace_level = LOG,
 };
 

@@ -93,8 +93,14 @@ for my $queue ('leased', 'keyed')
 		"$queue: a procedure answers by its last argument");
 	is(ask("SELECT count(*) FROM ran WHERE queue = 'answered $queue'"), '2', "$queue: and its writes stay");
 }
-my ($status, $out, $err) = $node->psql('postgres', "CALL ruststream.drain('keyed')");
-like($err, qr/cannot be drained: its handler is a procedure/, 'a session cannot drain it');
+# a session drains it, too
+ask("UPDATE leased SET retry_after = NULL; SELECT ruststream.alter_subscription('leased', workers => 0)");
+wait_for($node, "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'ruststream: leased'",
+	'no worker is left');
+ask("UPDATE leased SET retry_after = NULL");
+$node->safe_psql('postgres', "CALL ruststream.drain('leased')");
+is(ask("SELECT retry_after > now() + '50 min' FROM leased"), 't', 'leased: drained in a session');
+ask("SELECT ruststream.alter_subscription('leased', workers => 1)");
 
 # ---------------------------------------------------------- stops in the middle
 
