@@ -235,6 +235,9 @@ extern void rs_stats_forget(Oid dboid, const int32 *keep, int nkeep);
 
 extern void rs_wake_init(void);
 
+/* Once this transaction has committed: a database has to be looked at (again). */
+extern void rs_announce_at_commit(Oid dboid);
+
 /* ------------------------------------------------------------- database.c */
 
 extern void rs_database_init(void);

@@ -24,7 +24,6 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_authid.h"
-#include "catalog/pg_class.h"
 #include "catalog/pg_database.h"
 #include "commands/dbcommands.h"
 #include "mb/pg_wchar.h"
@@ -38,6 +37,7 @@
 #include "utils/syscache.h"
 
 #include "backend/backend.h"
+#include "backend/catalog.h"
 #include "backend/compat.h"
 #include "backend/shared.h"
 #include "backend/supervisor.h"
@@ -68,12 +68,30 @@ static char database_name[NAMEDATALEN];
 
 /* ------------------------------------------------------- reading subscriptions */
 
+/* A superuser must not run what somebody else attached to his table, or to a partition of it. */
+static bool
+check_superuser(RsSupervised *subscription, Oid relid, const char *owner)
+{
+	Oid table = OidIsValid(relid) ? rs_not_of_superuser(relid) : InvalidOid;
+
+	if (!OidIsValid(table))
+		return true;
+	if (table == subscription->queue)
+		snprintf(subscription->problem, RS_REASON_BYTES,
+				 "its owner \"%s\" is a superuser, the owner of its queue is not", owner);
+	else
+		snprintf(subscription->problem, RS_REASON_BYTES,
+				 "its owner \"%s\" is a superuser, the owner of table %s is not", owner,
+				 rs_relation_label(table));
+	return false;
+}
+
 /*
  * Can a worker connect as the owner, and may it serve this queue?  Says why
  * not.  Whatever else may be wrong, the worker finds out.
  */
 static void
-check_owner(RsSupervised *subscription)
+check_owner(RsSupervised *subscription, Oid dead_letter_table)
 {
 	HeapTuple tuple;
 	const char *name;
@@ -102,18 +120,8 @@ check_owner(RsSupervised *subscription)
 	else if (rs_database_aclcheck(MyDatabaseId, subscription->owner, ACL_CONNECT) != ACLCHECK_OK)
 		snprintf(subscription->problem, RS_REASON_BYTES,
 				 "its owner \"%s\" may not CONNECT to this database", name);
-	else if (superuser)
-	{
-		/* A superuser must not run what somebody else attached to his table. */
-		tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(subscription->queue));
-		if (HeapTupleIsValid(tuple))
-		{
-			if (!superuser_arg(((Form_pg_class) GETSTRUCT(tuple))->relowner))
-				snprintf(subscription->problem, RS_REASON_BYTES,
-						 "its owner \"%s\" is a superuser, the owner of its queue is not", name);
-			ReleaseSysCache(tuple);
-		}
-	}
+	else if (superuser && check_superuser(subscription, subscription->queue, name))
+		(void) check_superuser(subscription, dead_letter_table, name);
 }
 
 /* Take over one row of ruststream.subscription. */
@@ -128,6 +136,7 @@ take_row(HeapTuple tuple, TupleDesc desc)
 	bool paused = DatumGetBool(SPI_getbinval(tuple, desc, 7, &isnull));
 	int workers = DatumGetInt32(SPI_getbinval(tuple, desc, 8, &isnull));
 	TransactionId version = DatumGetTransactionId(SPI_getbinval(tuple, desc, 9, &isnull));
+	Oid dead_letter_table = DatumGetObjectId(SPI_getbinval(tuple, desc, 10, &isnull));
 	RsSupervised *subscription = rs_supervised_find(subscriptions, id);
 
 	if (subscription == NULL)
@@ -162,7 +171,7 @@ take_row(HeapTuple tuple, TupleDesc desc)
 
 	subscription->problem[0] = '\0';
 	if (subscription->wanted > 0)
-		check_owner(subscription);
+		check_owner(subscription, dead_letter_table);
 	if (subscription->problem[0] != '\0')
 		subscription->wanted = 0;
 }
@@ -192,10 +201,11 @@ read_subscriptions(void)
 	{
 		SPI_connect();
 		PushActiveSnapshot(GetTransactionSnapshot());
-		if (SPI_execute("SELECT id, name, queue::pg_catalog.oid, owner, database, "
-						"system_identifier, paused, workers, xmin "
-						"FROM ruststream.subscription ORDER BY id",
-						true, 0) != SPI_OK_SELECT)
+		if (SPI_execute(
+				"SELECT id, name, queue::pg_catalog.oid, owner, database, "
+				"system_identifier, paused, workers, xmin, "
+				"dead_letter_table::pg_catalog.oid FROM ruststream.subscription ORDER BY id",
+				true, 0) != SPI_OK_SELECT)
 			elog(ERROR, "could not read the subscriptions");
 		for (uint64 i = 0; i < SPI_processed; i++)
 			take_row(SPI_tuptable->vals[i], SPI_tuptable->tupdesc);
