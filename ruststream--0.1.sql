@@ -5,7 +5,7 @@
 
 /*
  * Order of this file: schema and types, what a handler says and asks, the
- * tables, registration, publishing, delivering, and the views.
+ * tables, registration, publishing, delivering, the views, and the rights.
  *
  * Everything lives in a schema of its own.  Only plain CREATE is used, so that
  * an object which is there already stops the installation: nothing foreign is
@@ -20,8 +20,6 @@
 
 CREATE SCHEMA ruststream;
 COMMENT ON SCHEMA ruststream IS 'ruststream: any table a transactional task queue';
-REVOKE ALL ON SCHEMA ruststream FROM PUBLIC;
-GRANT USAGE ON SCHEMA ruststream TO PUBLIC;
 
 ---------------------------------------------------------------------- types
 
@@ -199,9 +197,6 @@ COMMENT ON TABLE ruststream.queue IS 'the attached queues: which columns play wh
 COMMENT ON TABLE ruststream.subscription IS 'the subscriptions and their settings';
 COMMENT ON TABLE ruststream.failure_history IS 'recent failures of each subscription; read them in ruststream.failure';
 
-REVOKE ALL ON ruststream.queue, ruststream.subscription, ruststream.failure_history FROM PUBLIC;
-REVOKE ALL ON SEQUENCE ruststream.subscription_id FROM PUBLIC;
-
 SELECT pg_catalog.pg_extension_config_dump('ruststream.queue', '');
 SELECT pg_catalog.pg_extension_config_dump('ruststream.subscription', '');
 SELECT pg_catalog.pg_extension_config_dump('ruststream.subscription_id', '');
@@ -214,7 +209,6 @@ CREATE FUNCTION ruststream.internal_changed()
 RETURNS trigger
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'rs_sql_changed';
-REVOKE ALL ON FUNCTION ruststream.internal_changed() FROM PUBLIC;
 
 CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON ruststream.queue
 	FOR EACH STATEMENT EXECUTE FUNCTION ruststream.internal_changed();
@@ -254,7 +248,6 @@ BEGIN
 		DELETE FROM ruststream.queue AS q WHERE q.relation = ANY (dropped);
 	END IF;
 END $$;
-REVOKE ALL ON FUNCTION ruststream.internal_forget_dropped() FROM PUBLIC;
 
 CREATE EVENT TRIGGER ruststream_forget_dropped ON sql_drop
 	EXECUTE FUNCTION ruststream.internal_forget_dropped();
@@ -612,6 +605,7 @@ SELECT s.name AS subscription, s.queue, s.owner,
 		WHEN s.copied THEN 'copied: resume it to start it here'
 		WHEN s.paused THEN 'paused'
 		WHEN c.broken LIKE 'waiting for a worker slot%' AND d.problem IS NULL THEN c.broken
+		WHEN d.problem LIKE 'locked: %' THEN d.problem
 		WHEN coalesce(d.problem, c.broken) IS NOT NULL THEN
 			CASE WHEN s.is_member THEN 'broken: ' || coalesce(d.problem, c.broken) ELSE 'broken' END
 		WHEN s.workers = 0 THEN 'no workers: drained by CALL only'
@@ -743,11 +737,6 @@ COMMENT ON VIEW ruststream.delivery_in_work IS 'every row whose handler is runni
 COMMENT ON VIEW ruststream.failure IS 'the newest failures of each subscription';
 COMMENT ON VIEW ruststream.transaction_plan IS 'the steps of a delivery, by form, mode and outcome';
 
-REVOKE ALL ON ruststream.internal_subscription FROM PUBLIC;
-GRANT SELECT ON ruststream.status, ruststream.stat_subscription, ruststream.stat_queue,
-	ruststream.stat_worker, ruststream.delivery_in_work, ruststream.failure,
-	ruststream.transaction_plan TO PUBLIC;
-
 ------------------------------------------------------------------------- end
 
 -- Tell the launcher, once this has committed, that there is a database to look after.
@@ -755,6 +744,47 @@ CREATE FUNCTION ruststream.internal_announce()
 RETURNS void
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'rs_sql_announce';
-REVOKE ALL ON FUNCTION ruststream.internal_announce() FROM PUBLIC;
+
+/*
+ * Who may do what.  What ALTER DEFAULT PRIVILEGES has granted or withheld while
+ * the objects were made does not count: first everything is taken from everybody
+ * but the owner.
+ */
+DO $$
+DECLARE
+	command text;
+BEGIN
+	FOR command IN
+		SELECT DISTINCT format('REVOKE ALL ON %s FROM %s', o.object,
+			CASE WHEN g.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(g.grantee)) END)
+		FROM (
+			SELECT 'SCHEMA ruststream', nspowner, nspacl
+			FROM pg_namespace WHERE nspname = 'ruststream'
+			UNION ALL
+			SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || oid::regclass,
+				relowner, relacl
+			FROM pg_class WHERE relnamespace = 'ruststream'::regnamespace
+			UNION ALL
+			SELECT 'ROUTINE ' || oid::regprocedure, proowner,
+				coalesce(proacl, acldefault('f', proowner))
+			FROM pg_proc WHERE pronamespace = 'ruststream'::regnamespace
+			UNION ALL
+			SELECT 'TYPE ' || oid::regtype, typowner, typacl
+			FROM pg_type WHERE typnamespace = 'ruststream'::regnamespace
+		) AS o (object, owner, acl), aclexplode(o.acl) AS g
+		WHERE g.grantee <> o.owner
+	LOOP
+		EXECUTE command;
+	END LOOP;
+END $$;
+
+GRANT USAGE ON SCHEMA ruststream TO PUBLIC;
+GRANT USAGE ON TYPE ruststream.form, ruststream.outcome, ruststream.delivery TO PUBLIC;
+GRANT EXECUTE ON ALL ROUTINES IN SCHEMA ruststream TO PUBLIC;
+REVOKE ALL ON FUNCTION ruststream.internal_changed(), ruststream.internal_forget_dropped(),
+	ruststream.internal_announce() FROM PUBLIC;
+GRANT SELECT ON ruststream.status, ruststream.stat_subscription, ruststream.stat_queue,
+	ruststream.stat_worker, ruststream.delivery_in_work, ruststream.failure,
+	ruststream.transaction_plan TO PUBLIC;
 
 SELECT ruststream.internal_announce();

@@ -455,6 +455,9 @@ extern bool rs_wake_is_marked(Oid queue);
 /* Have the supervisor of this database look again once it has committed. */
 extern void rs_wake_supervisor_at_commit(void);
 
+/* A failure has been recorded: once it has committed the history may want pruning. */
+extern void rs_wake_pruner_at_commit(void);
+
 /* Wake one idle worker of this queue now, other than ourselves. */
 extern void rs_wake_neighbour(Oid queue);
 

@@ -210,6 +210,22 @@ index_is_usable(Relation index)
 		   index->rd_index->indislive && index->rd_rel->relam == BTREE_AM_OID;
 }
 
+/*
+ * An index's predicate, as it is stored; NULL: none.  Never ask the relation
+ * cache for it: that evaluates what it can of it, so that the table owner's
+ * functions would run as whoever looks.  An expression instead of a column is
+ * column 0 of the key.
+ */
+static Node *
+index_predicate(Relation index)
+{
+	bool isnull;
+	Datum stored =
+		SysCacheGetAttr(INDEXRELID, index->rd_indextuple, Anum_pg_index_indpred, &isnull);
+
+	return isnull ? NULL : stringToNode(TextDatumGetCString(stored));
+}
+
 /* Is the id this index's only column, and every id in it at most once, always? */
 static bool
 index_makes_id_unique(Relation index, AttrNumber id)
@@ -217,22 +233,21 @@ index_makes_id_unique(Relation index, AttrNumber id)
 	Form_pg_index form = index->rd_index;
 
 	return index_is_usable(index) && form->indisunique && form->indimmediate &&
-		   form->indnkeyatts == 1 && form->indkey.values[0] == id &&
-		   RelationGetIndexPredicate(index) == NIL;
+		   form->indnkeyatts == 1 && form->indkey.values[0] == id && index_predicate(index) == NULL;
 }
 
 /* Is the index partial exactly where the claims need it to be? */
 static bool
 index_predicate_fits(Relation index, AttrNumber processed_at)
 {
-	List *predicate = RelationGetIndexPredicate(index);
+	Node *predicate = index_predicate(index);
 	NullTest *test;
 
 	if (processed_at == InvalidAttrNumber)
-		return predicate == NIL;
-	if (list_length(predicate) != 1 || !IsA(linitial(predicate), NullTest))
+		return predicate == NULL;
+	if (predicate == NULL || !IsA(predicate, NullTest))
 		return false;
-	test = linitial(predicate);
+	test = castNode(NullTest, predicate);
 	return test->nulltesttype == IS_NULL && IsA(test->arg, Var) &&
 		   ((Var *) test->arg)->varattno == processed_at;
 }

@@ -21,7 +21,9 @@
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "catalog/namespace.h"
+#include "catalog/pg_attribute.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_inherits.h"
 #include "catalog/pg_type.h"
 #include "commands/extension.h"
 #include "commands/trigger.h"
@@ -99,33 +101,29 @@ rs_catalog_init(void)
 /*
  * Statement trigger on both catalogs.  Their rows are in nobody's cache but
  * ours, so that the server sends no invalidation for them: send one for the
- * table.
+ * table.  Only the tables' owner writes them, whatever rights others have, such
+ * as members of pg_write_all_data.
  */
 Datum
 rs_sql_changed(PG_FUNCTION_ARGS)
 {
+	Relation relation;
+
 	if (!CALLED_AS_TRIGGER(fcinfo))
 		ereport(ERROR, errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				errmsg("function \"%s\" was not called by trigger manager", "internal_changed"));
-	CacheInvalidateRelcache(((TriggerData *) fcinfo->context)->tg_relation);
+	relation = ((TriggerData *) fcinfo->context)->tg_relation;
+	if (!rs_class_ownercheck(RelationGetRelid(relation), GetUserId()))
+		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				errmsg("table %s is written by its owner only",
+					   rs_relation_label(RelationGetRelid(relation))),
+				errhint("Call the functions of ruststream."));
+	CacheInvalidateRelcache(relation);
 	rs_wake_supervisor_at_commit();
 	PG_RETURN_POINTER(NULL);
 }
 
 /* ------------------------------------------------------------- our objects */
-
-static Oid
-relation_owner(Oid relid)
-{
-	HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
-	Oid owner;
-
-	if (!HeapTupleIsValid(tuple))
-		return InvalidOid;
-	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
-	ReleaseSysCache(tuple);
-	return owner;
-}
 
 static Oid
 find_type(const char *name, Oid schema)
@@ -148,7 +146,7 @@ find_objects(RsObjects *objects)
 	objects->failure_history = get_relname_relid("failure_history", objects->schema);
 	objects->outcome_type = find_type("outcome", objects->schema);
 	objects->delivery_type = find_type("delivery", objects->schema);
-	objects->owner = relation_owner(objects->subscription);
+	objects->owner = rs_relation_owner(objects->subscription);
 	return OidIsValid(objects->queue) && OidIsValid(objects->subscription) &&
 		   OidIsValid(objects->failure_history) && OidIsValid(objects->outcome_type) &&
 		   OidIsValid(objects->delivery_type) && OidIsValid(objects->owner);
@@ -189,6 +187,84 @@ rs_become_catalog_owner(Oid *save_userid, int *save_sec_context)
 	GetUserIdAndSecContext(save_userid, save_sec_context);
 	SetUserIdAndSecContext(owner, *save_sec_context | SECURITY_LOCAL_USERID_CHANGE |
 									  SECURITY_RESTRICTED_OPERATION);
+}
+
+/* ------------------------------------------------------- who may write them */
+
+#define WRITING (ACL_INSERT | ACL_UPDATE | ACL_DELETE | ACL_TRUNCATE)
+
+/*
+ * What is attached to a table runs, at the latest the triggers of a table that
+ * refers to it, as whoever writes.
+ */
+#define ATTACHING (ACL_TRIGGER | ACL_REFERENCES)
+
+/* Does this list grant one of the rights to somebody who is neither owner nor superuser? */
+static void
+check_acl(Oid relid, Oid owner, Datum list, AclMode rights)
+{
+	Acl *acl = DatumGetAclPCopy(list);
+	/* ACL_DAT, without its warning: there are no nulls in it. */
+	const AclItem *items = (AclItem *) ((char *) acl + ARR_OVERHEAD_NONULLS(ARR_NDIM(acl)));
+
+	for (int i = 0; i < ACL_NUM(acl); i++)
+	{
+		Oid grantee = items[i].ai_grantee;
+		const char *name;
+
+		if ((ACLITEM_GET_PRIVS(items[i]) & rights) == 0 || grantee == owner ||
+			superuser_arg(grantee))
+			continue;
+		name = grantee == ACL_ID_PUBLIC ? "PUBLIC"
+										: quote_identifier(GetUserNameFromId(grantee, false));
+		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				errmsg("table %s is open to %s", rs_relation_label(relid), name),
+				errdetail("Whoever writes the tables of ruststream, or attaches something to "
+						  "them, has code run with other people's rights."),
+				errhint("REVOKE ALL ON %s FROM %s.", rs_relation_label(relid), name));
+	}
+	pfree(acl);
+}
+
+/* The rights on the table, and on each of its columns. */
+static void
+check_grants(Oid relid, AclMode rights)
+{
+	HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
+	Oid owner;
+	Datum list;
+	bool isnull;
+	int natts;
+
+	if (!HeapTupleIsValid(tuple))
+		return;
+	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+	natts = ((Form_pg_class) GETSTRUCT(tuple))->relnatts;
+	list = SysCacheGetAttr(RELOID, tuple, Anum_pg_class_relacl, &isnull);
+	if (!isnull)
+		check_acl(relid, owner, list, rights);
+	ReleaseSysCache(tuple);
+
+	for (int attnum = 1; attnum <= natts; attnum++)
+	{
+		tuple = SearchSysCache2(ATTNUM, ObjectIdGetDatum(relid), Int16GetDatum(attnum));
+		if (!HeapTupleIsValid(tuple))
+			continue;
+		list = SysCacheGetAttr(ATTNUM, tuple, Anum_pg_attribute_attacl, &isnull);
+		if (!isnull)
+			check_acl(relid, owner, list, rights);
+		ReleaseSysCache(tuple);
+	}
+}
+
+void
+rs_catalog_check(void)
+{
+	const RsObjects *objects = rs_objects(false);
+
+	check_grants(objects->queue, WRITING | ATTACHING);
+	check_grants(objects->subscription, WRITING | ATTACHING);
+	check_grants(objects->failure_history, ATTACHING);
 }
 
 /* ------------------------------------------------------------ reading rows */
@@ -348,6 +424,45 @@ rs_catalog_update(Oid catalog, const RsRow *row)
 }
 
 /* ------------------------------------------------------------------ tables */
+
+Oid
+rs_relation_owner(Oid relid)
+{
+	HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
+	Oid owner;
+
+	if (!HeapTupleIsValid(tuple))
+		return InvalidOid;
+	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+	ReleaseSysCache(tuple);
+	return owner;
+}
+
+Oid
+rs_not_of_superuser(Oid relid)
+{
+	Oid owner;
+	ListCell *cell;
+
+	/* First watch, then look: a partition may come, and change hands. */
+	rs_watch_relation(relid);
+	owner = rs_relation_owner(relid);
+	if (!OidIsValid(owner))
+		return InvalidOid;
+	if (!superuser_arg(owner))
+		return relid;
+	if (get_rel_relkind(relid) != RELKIND_PARTITIONED_TABLE)
+		return InvalidOid;
+	/* One that is being detached still receives rows. */
+	foreach (cell, find_inheritance_children_extended(relid, false, NoLock, NULL, NULL))
+	{
+		Oid found = rs_not_of_superuser(lfirst_oid(cell));
+
+		if (OidIsValid(found))
+			return found;
+	}
+	return InvalidOid;
+}
 
 bool
 rs_owns_table(Oid relid)

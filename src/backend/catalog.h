@@ -132,9 +132,27 @@ extern uint64 rs_catalog_execute(const char *sql, int nargs, Oid *types, Datum *
 /* Whether this backend hears of changes of a relation (see rs_catalog_generation). */
 extern void rs_watch_relation(Oid relid);
 
-/* Does the current user own this table , or is it a member of its owner?  False where it is gone.
+/*
+ * An error where somebody who is not a superuser has been granted the right to
+ * write our catalogs, or to have code of his run when they are written: that
+ * would be the way to everybody's rights.
+ */
+extern void rs_catalog_check(void);
+
+/*
+ * Does the current user own this table, or is it a member of its owner?  False
+ * where it is gone.
  */
 extern bool rs_owns_table(Oid relid);
+
+/* A relation's owner; InvalidOid where it is gone. */
+extern Oid rs_relation_owner(Oid relid);
+
+/*
+ * The first, of a table and its partitions, that no superuser owns; InvalidOid
+ * where there is none.  Each of them is watched.
+ */
+extern Oid rs_not_of_superuser(Oid relid);
 
 /* Schema and name of a relation, quoted where needed, for messages. */
 extern char *rs_relation_label(Oid relid);

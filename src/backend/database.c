@@ -11,6 +11,10 @@
  * and nothing of ours starts there until the transaction of the command has
  * ended, however it ends.
  *
+ * And two that bring work without a transaction of ours: COMMIT PREPARED, whose
+ * transaction may have registered something, and ALTER DATABASE .. with
+ * ALLOW_CONNECTIONS, whose database could not be looked at before.
+ *
  * The hook raises no errors of its own: a command that the user may not give,
  * or that cannot work, is left to the standard code to refuse, and stops
  * nobody's workers.
@@ -312,13 +316,51 @@ make_room(Node *command, bool toplevel)
 		close_database(dboid, forget);
 }
 
+/*
+ * COMMIT PREPARED leaves no word of what the transaction did.  A database
+ * without the extension is none of our business.
+ */
+static void
+look_again(void)
+{
+	RsDatabase *database;
+	bool served;
+
+	LWLockAcquire(rs_shared->lock, LW_SHARED);
+	database = rs_database_find(MyDatabaseId);
+	served = (database != NULL && database->cookie != 0);
+	LWLockRelease(rs_shared->lock);
+	if (served || rs_objects(true) != NULL)
+		rs_wake_supervisor_at_commit();
+}
+
+static bool
+allows_connections(const AlterDatabaseStmt *stmt)
+{
+	ListCell *cell;
+
+	foreach (cell, stmt->options)
+	{
+		DefElem *option = lfirst_node(DefElem, cell);
+
+		if (strcmp(option->defname, "allow_connections") == 0)
+			return option->arg == NULL || defGetBoolean(option);
+	}
+	return false;
+}
+
 static void
 process_utility(PlannedStmt *pstmt, const char *queryString, bool readOnlyTree,
 				ProcessUtilityContext context, ParamListInfo params, QueryEnvironment *queryEnv,
 				DestReceiver *dest, QueryCompletion *qc)
 {
+	Node *command = pstmt->utilityStmt;
+	bool prepared = IsA(command, TransactionStmt) &&
+					((TransactionStmt *) command)->kind == TRANS_STMT_COMMIT_PREPARED;
+	Oid opened = InvalidOid;
+
 	if (!XactReadOnly)
-		make_room(pstmt->utilityStmt, context == PROCESS_UTILITY_TOPLEVEL);
+		make_room(command, context == PROCESS_UTILITY_TOPLEVEL);
 
 	if (previous_process_utility != NULL)
 		previous_process_utility(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest,
@@ -326,6 +368,13 @@ process_utility(PlannedStmt *pstmt, const char *queryString, bool readOnlyTree,
 	else
 		standard_ProcessUtility(pstmt, queryString, readOnlyTree, context, params, queryEnv, dest,
 								qc);
+
+	if (prepared)
+		look_again();
+	if (IsA(command, AlterDatabaseStmt) && allows_connections((AlterDatabaseStmt *) command))
+		opened = get_database_oid(((AlterDatabaseStmt *) command)->dbname, true);
+	if (OidIsValid(opened))
+		rs_announce_at_commit(opened);
 }
 
 void

@@ -32,6 +32,9 @@
 #include "utils/portal.h"
 #include "utils/snapmgr.h"
 
+/* The history of failures is pruned at least so often. */
+#define PRUNE_DELIVERIES 1000
+
 PG_FUNCTION_INFO_V1(rs_sql_drain);
 
 /* ---------------------------------------------------- drain's transactions */
@@ -365,12 +368,35 @@ drain_rollback_procedure(void)
 	restore_settings();
 }
 
+/* -------------------------------------------------------------- who may drain */
+
+static void
+refuse_caller(const char *name, const char *owner)
+{
+	ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			errmsg("subscription \"%s\" can be drained by its owner only", name),
+			owner != NULL ? errhint("Connect as role \"%s\", without SET ROLE.", owner) : 0);
+}
+
+/*
+ * Only the owner itself, as session user and as current user: the handler runs
+ * with this session's rights, and SET ROLE inside a superuser's session would
+ * leave it those of the superuser to go back to.  Asked at each load: the owner
+ * may change meanwhile.
+ */
+static void
+require_owner(const RsSubscription *subscription)
+{
+	if (GetSessionUserId() != subscription->owner || GetUserId() != subscription->owner)
+		refuse_caller(subscription->name, GetUserNameFromId(subscription->owner, true));
+}
+
 static const RsSession drain_session = {
 	.begin = drain_begin,
 	.commit = drain_commit,
 	.rollback = drain_rollback,
 	.clean = drain_clean,
-	.loaded = NULL,
+	.loaded = require_owner,
 	.rethrows_cancel = true,
 	.is_process = false,
 	.begin_procedure = drain_begin_procedure,
@@ -392,6 +418,37 @@ wait_until(TimestampTz until)
 	ResetLatch(MyLatch);
 }
 
+/*
+ * Keep the history of failures bounded where no supervisor does.  Called
+ * between two deliveries; each records no more than one failure.
+ */
+static void
+prune_failures(RsEngine *engine)
+{
+	if (!engine->has_recorded_failures)
+		return;
+	rs_failure_prune();
+	SPI_commit();
+	engine->has_recorded_failures = false;
+}
+
+/* Prune after an error as well, which is more worth knowing than one from here. */
+static void
+prune_after_error(RsEngine *engine)
+{
+	PG_TRY();
+	{
+		SPI_rollback();
+		prune_failures(engine);
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(PortalContext);
+		FlushErrorState();
+	}
+	PG_END_TRY();
+}
+
 /* Deliver until nothing is due, or the limit (negative: none) is reached. */
 static void
 deliver_all(RsEngine *engine, int64 limit)
@@ -402,7 +459,8 @@ deliver_all(RsEngine *engine, int64 limit)
 		switch (rs_deliver(engine))
 		{
 			case RS_PROGRESS_DELIVERED:
-				delivered++;
+				if (++delivered % PRUNE_DELIVERIES == 0)
+					prune_failures(engine);
 				break;
 			case RS_PROGRESS_TRANSIENT:
 				break;
@@ -417,23 +475,9 @@ deliver_all(RsEngine *engine, int64 limit)
 }
 
 static void
-refuse_caller(const char *name, const char *owner)
-{
-	ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			errmsg("subscription \"%s\" can be drained by its owner only", name),
-			owner != NULL ? errhint("Connect as role \"%s\", without SET ROLE.", owner) : 0);
-}
-
-/*
- * Only the owner itself, as session user and as current user: the handler runs
- * with this session's rights, and SET ROLE inside a superuser's session would
- * leave it those of the superuser to go back to.
- */
-static void
 check_caller(const RsSubscription *subscription)
 {
-	if (GetSessionUserId() != subscription->owner || GetUserId() != subscription->owner)
-		refuse_caller(subscription->name, GetUserNameFromId(subscription->owner, false));
+	require_owner(subscription);
 	if (subscription->paused || subscription->copied)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				subscription->paused ? errmsg("subscription \"%s\" is paused", subscription->name)
@@ -488,6 +532,7 @@ Datum
 rs_sql_drain(PG_FUNCTION_ARGS)
 {
 	int64 limit = PG_ARGISNULL(1) ? -1 : PG_GETARG_INT64(1);
+	ErrorData *volatile error = NULL;
 	RsSubscription *subscription;
 	RsEngine engine;
 	char *name;
@@ -524,15 +569,21 @@ rs_sql_drain(PG_FUNCTION_ARGS)
 	PG_TRY();
 	{
 		deliver_all(&engine, limit);
-		if (engine.has_recorded_failures)
-			rs_failure_prune();
+		prune_failures(&engine);
 	}
-	PG_FINALLY();
+	PG_CATCH();
 	{
-		rs_stats_detach();
-		rs_engine_free(&engine);
+		MemoryContextSwitchTo(PortalContext);
+		error = CopyErrorData();
+		FlushErrorState();
 	}
 	PG_END_TRY();
+	if (error != NULL)
+		prune_after_error(&engine);
+	rs_stats_detach();
+	rs_engine_free(&engine);
+	if (error != NULL)
+		ReThrowError(error);
 
 	SPI_finish();
 	PG_RETURN_VOID();

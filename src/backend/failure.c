@@ -115,6 +115,7 @@ rs_failure_record(const RsSubscription *subscription, const RsDelivery *delivery
 	SetUserIdAndSecContext(save_userid, save_sec_context);
 	/* SPI leaves us in its own memory. */
 	MemoryContextSwitchTo(save_context);
+	rs_wake_pruner_at_commit();
 }
 
 void

@@ -18,6 +18,7 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_class.h"
+#include "catalog/pg_proc.h"
 #include "common/int.h"
 #include "datatype/timestamp.h"
 #include "utils/builtins.h"
@@ -134,37 +135,59 @@ rs_subscription_owner(const RsRow *row)
 	return DatumGetObjectId(rs_row_get(row, RS_SUBSCRIPTION_OWNER));
 }
 
-static Oid
-table_owner(Oid relid)
-{
-	HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
-	Oid owner;
-
-	if (!HeapTupleIsValid(tuple))
-		elog(ERROR, "cache lookup failed for relation %u", relid);
-	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
-	ReleaseSysCache(tuple);
-	return owner;
-}
-
 /*
- * A delivery runs the table's triggers, defaults and policies as the
- * subscription's owner: they must not be anybody's way to a superuser's
- * rights.
+ * A delivery runs the triggers, defaults and policies of a table and of its
+ * partitions as the subscription's owner: they must not be anybody's way to a
+ * superuser's rights.
  */
 void
 rs_check_superuser(Oid owner, Oid relid)
 {
-	Oid of_table = table_owner(relid);
+	Oid table;
+	const char *of_table;
 
-	if (superuser_arg(owner) && !superuser_arg(of_table))
-		ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				errmsg("a superuser can only subscribe to tables owned by superusers"),
-				errdetail("Table %s is owned by %s, whose triggers and policies would run as %s.",
-						  rs_relation_label(relid), GetUserNameFromId(of_table, false),
-						  GetUserNameFromId(owner, false)),
-				errhint("Subscribe as the table's owner: SET ROLE %s.",
-						quote_identifier(GetUserNameFromId(of_table, false))));
+	if (!superuser_arg(owner))
+		return;
+	table = rs_not_of_superuser(relid);
+	if (!OidIsValid(table))
+		return;
+	of_table = GetUserNameFromId(rs_relation_owner(table), false);
+	ereport(
+		ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+		errmsg("a superuser can only subscribe to tables owned by superusers"),
+		errdetail("Table %s is owned by %s, whose triggers and policies would run as %s.",
+				  rs_relation_label(table), of_table, GetUserNameFromId(owner, false)),
+		table == relid
+			? errhint("Subscribe as the table's owner: SET ROLE %s.", quote_identifier(of_table))
+			: errhint("Subscribe as a role without such rights, or give the partition to the "
+					  "owner of the table."));
+}
+
+/* Nor must the handler be: whoever owns it may replace it. */
+static void
+check_superuser_handler(const RsSubscription *subscription)
+{
+	const RsHandler *handler = &subscription->handler;
+	HeapTuple tuple;
+	Oid of_handler;
+
+	if (!superuser_arg(subscription->owner))
+		return;
+	tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(handler->function));
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for function %u", handler->function);
+	of_handler = ((Form_pg_proc) GETSTRUCT(tuple))->proowner;
+	ReleaseSysCache(tuple);
+	if (superuser_arg(of_handler))
+		return;
+	ereport(
+		ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+		errmsg("a superuser can only subscribe with handlers owned by superusers"),
+		errdetail("Function %s is owned by %s, who may replace it.", handler->name,
+				  GetUserNameFromId(of_handler, false)),
+		errhint("Subscribe as a role without such rights, or, having read it, ALTER FUNCTION %s "
+				"OWNER TO %s.",
+				handler->name, quote_identifier(GetUserNameFromId(subscription->owner, false))));
 }
 
 static void
@@ -528,6 +551,7 @@ fill(const RsRow *row, RsSubscription *subscription)
 {
 	char *handler = text_setting(row, RS_SUBSCRIPTION_HANDLER);
 
+	rs_catalog_check();
 	subscription->id = DatumGetInt32(rs_row_get(row, RS_SUBSCRIPTION_ID));
 	subscription->name = text_setting(row, RS_SUBSCRIPTION_NAME);
 	subscription->owner = rs_subscription_owner(row);
@@ -554,6 +578,7 @@ fill(const RsRow *row, RsSubscription *subscription)
 	rs_handler_resolve(handler, DatumGetObjectId(rs_row_get(row, RS_SUBSCRIPTION_HANDLER_OID)),
 					   &subscription->queue, subscription->policy.transactional,
 					   subscription->owner, &subscription->handler);
+	check_superuser_handler(subscription);
 }
 
 RsSubscription *

@@ -330,6 +330,9 @@ extern bool rs_owner_refusal(Oid owner, char *reason, Size size);
 
 extern void rs_wake_init(void);
 
+/* Once this transaction has committed: a database has to be looked at (again). */
+extern void rs_announce_at_commit(Oid dboid);
+
 /* ------------------------------------------------------------- database.c */
 
 extern void rs_database_init(void);

@@ -166,20 +166,6 @@ rs_stats_count(RsCounter counter)
 	pg_atomic_fetch_add_u64(&my_counters->count[counter], 1);
 	if (counter == RS_COUNT_DELIVERIES)
 		count_rate(my_counters);
-
-	/* The first failure since the history was pruned calls the supervisor. */
-	if (counter == RS_COUNT_FAILED || counter == RS_COUNT_DECODE_FAILED ||
-		counter == RS_COUNT_SETTLE_FAILED)
-	{
-		RsDatabase *database;
-
-		LWLockAcquire(rs_shared->lock, LW_SHARED);
-		database = rs_database_find(MyDatabaseId);
-		if (database != NULL && pg_atomic_fetch_add_u32(&database->failures, 1) == 0 &&
-			database->pid != 0)
-			SetLatch(database->latch);
-		LWLockRelease(rs_shared->lock);
-	}
 }
 
 static void

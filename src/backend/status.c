@@ -7,6 +7,8 @@
  */
 #include "postgres.h"
 
+#include <signal.h>
+
 #include "backend/catalog.h"
 #include "backend/compat.h"
 
@@ -14,13 +16,16 @@
 #include "access/xlog.h"
 #include "catalog/pg_authid.h"
 #include "funcapi.h"
+#include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/fmgrprotos.h"
+#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
+#include "utils/timeout.h"
 
 PG_FUNCTION_INFO_V1(rs_sql_is_here);
 PG_FUNCTION_INFO_V1(rs_sql_no_workers);
@@ -53,20 +58,56 @@ rs_sql_no_workers(PG_FUNCTION_ARGS)
 
 /* ------------------------------------------------------------------------ depth */
 
-/* Counting stops here, so that a queue of millions answers in milliseconds. */
+/*
+ * A look at a queue runs what others have written: policies, functions of their
+ * indexes.  It counts as the subscription's owner, in a subtransaction that is
+ * rolled back in any case, and is bounded three ways:
+ *
+ * - in rows: counting stops at DEPTH_LIMIT;
+ * - in locks: it waits for none longer than LOOK_LOCK_TIMEOUT;
+ * - in time: a LIMIT bounds what is found, not what is read.  Rows that are
+ *   gone stay in the index until a vacuum, and a cold row is a read from disk.
+ *   So a timer cancels what runs too long, as statement_timeout would, and the
+ *   figures are those of the portion that was counted last.
+ *
+ * The first look of a query may take LOOK_USEC; what is left of it goes to the
+ * next one, and each gets LOOK_USEC_LEAST: one slow queue does not take the
+ * figures from all behind it.
+ */
 #define DEPTH_LIMIT 10000
+#define DEPTH_FIRST_PORTION 100
+#define DEPTH_PORTION_GROWTH 10
+
+#define LOOK_USEC 25000
+#define LOOK_USEC_LEAST 2000
+#define LOOK_LOCK_TIMEOUT "10ms"
+
+/* The view knows it by its first word. */
+#define LOCKED "locked: another session holds a lock on the table or one of its indexes"
 
 typedef struct Depth
 {
+	RsPlans *plans; /* while it counts */
+
 	bool counted;
 	bool dead_counted;
+	bool capped; /* there may be more than was counted */
 	int64 ready;
 	int64 waiting;
 	int64 dead;
 	TimestampTz now;
 	TimestampTz oldest; /* when the ready row that is due longest came due; 0: not known */
 	char *problem;      /* why it could not be counted, or NULL */
+	bool locked;        /* .. because somebody else has locked what it would read */
 } Depth;
+
+/* A look is under way: a policy that reads the view does not begin another. */
+static bool looking = false;
+
+/* The timer of a look, and whether it has cancelled what ran. */
+static TimeoutId look_timeout = MAX_TIMEOUTS;
+static volatile sig_atomic_t look_cancelled = false;
+static volatile sig_atomic_t look_waited = false; /* .. a wait for a lock, that is */
 
 static int64
 count_column(int column)
@@ -77,52 +118,74 @@ count_column(int column)
 		SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, column, &isnull));
 }
 
-static void
-count_live(RsPlans *plans, const RsValues *values, Depth *depth)
+/* Count up to a limit; returns how many. */
+static int64
+count_live(const RsValues *values, Depth *depth)
 {
 	Datum oldest;
 	bool isnull;
 
-	if (rs_query(plans, RS_OP_DEPTH, values) != 1)
-		return;
+	if (rs_query(depth->plans, RS_OP_DEPTH, values) != 1)
+		return 0;
 	depth->counted = true;
 	depth->ready = count_column(1);
 	depth->waiting = count_column(2);
 	oldest = SPI_getbinval(SPI_tuptable->vals[0], SPI_tuptable->tupdesc, 3, &isnull);
 	depth->oldest = isnull ? 0 : DatumGetTimestampTz(oldest);
+	return depth->ready + depth->waiting;
 }
 
-static void
-count_dead(const RsSubscription *subscription, RsPlans *plans, const RsValues *values, Depth *depth)
+static int64
+count_dead(rs_operation operation, const RsValues *values, Depth *depth)
 {
-	rs_operation operation = RS_OP_DEPTH_DEAD_GROUP;
-
-	if (!subscription->policy.has_dead_letter)
-		return;
-	if (subscription->policy.dead_letter_is_table)
-	{
-		/* Moving rows there does not need the right to read them. */
-		if (pg_class_aclcheck(subscription->dead_letter_table, subscription->owner, ACL_SELECT) !=
-			ACLCHECK_OK)
-			return;
-		operation = RS_OP_DEPTH_DEAD_TABLE;
-	}
-	if (rs_query(plans, operation, values) != 1)
-		return;
+	if (rs_query(depth->plans, operation, values) != 1)
+		return 0;
 	depth->dead_counted = true;
 	depth->dead = count_column(1);
+	return depth->dead;
 }
 
-/* Count as the owner: whatever policies the table has run with its rights. */
-static void
-count_as_owner(const RsSubscription *subscription, Depth *depth)
+/* May the dead letters be counted, and how? */
+static bool
+can_count_dead(const RsSubscription *subscription, rs_operation *operation)
 {
-	RsPlans *plans =
-		rs_plans_create(&subscription->queue, &subscription->destination, subscription->context);
-	RsValues values;
-	Oid save_userid;
-	int save_sec_context;
+	*operation =
+		subscription->policy.dead_letter_is_table ? RS_OP_DEPTH_DEAD_TABLE : RS_OP_DEPTH_DEAD_GROUP;
+	/* Moving rows there does not need the right to read them. */
+	return subscription->policy.has_dead_letter &&
+		   (!subscription->policy.dead_letter_is_table ||
+			pg_class_aclcheck(subscription->dead_letter_table, subscription->owner, ACL_SELECT) ==
+				ACLCHECK_OK);
+}
 
+/* Count in portions that grow, so that there is a figure when the time is over. */
+static void
+count_in_portions(const RsSubscription *subscription, RsValues *values, Depth *depth)
+{
+	rs_operation operation;
+	bool dead = can_count_dead(subscription, &operation);
+	bool live = true;
+
+	for (int64 limit = DEPTH_FIRST_PORTION; live || dead; limit *= DEPTH_PORTION_GROWTH)
+	{
+		rs_value_set(values, RS_PARAM_LIMIT, Int64GetDatum(limit), 0);
+		live = live && count_live(values, depth) >= limit;
+		dead = dead && count_dead(operation, values, depth) >= limit;
+		if (limit >= DEPTH_LIMIT)
+		{
+			depth->capped = live || dead;
+			break;
+		}
+	}
+}
+
+static void
+count_queue(RsSubscription *subscription, Depth *depth)
+{
+	RsValues values;
+
+	depth->plans =
+		rs_plans_create(&subscription->queue, &subscription->destination, subscription->context);
 	rs_values_init(&values);
 	if (subscription->group_name != NULL)
 		rs_value_set(&values, RS_PARAM_GROUP, CStringGetTextDatum(subscription->group_name), 0);
@@ -130,20 +193,13 @@ count_as_owner(const RsSubscription *subscription, Depth *depth)
 		rs_value_set(&values, RS_PARAM_DEAD_GROUP,
 					 CStringGetTextDatum(subscription->dead_letter_group), 0);
 	rs_value_set(&values, RS_PARAM_NOW, TimestampTzGetDatum(depth->now), 0);
-	rs_value_set(&values, RS_PARAM_LIMIT, Int64GetDatum(DEPTH_LIMIT), 0);
 
-	GetUserIdAndSecContext(&save_userid, &save_sec_context);
-	SetUserIdAndSecContext(subscription->owner, save_sec_context | SECURITY_LOCAL_USERID_CHANGE |
-													SECURITY_RESTRICTED_OPERATION);
 	SPI_connect();
-	count_live(plans, &values, depth);
-	count_dead(subscription, plans, &values, depth);
+	count_in_portions(subscription, &values, depth);
 	SPI_finish();
-	SetUserIdAndSecContext(save_userid, save_sec_context);
-	rs_plans_free(plans);
 }
 
-/* A look must not wait for whoever holds the table. */
+/* Where the table itself is locked there is no need to wait at all. */
 static bool
 lock_without_waiting(const RsRow *row)
 {
@@ -156,20 +212,68 @@ lock_without_waiting(const RsRow *row)
 		   ConditionalLockRelationOid(dead_letter_table, AccessShareLock);
 }
 
+/*
+ * As the owner from before the first look at anything of the table: building a
+ * subscription may evaluate functions of its indexes already.  User and
+ * settings are left to the end of the subtransaction.
+ */
 static void
-count_subscription(const RsRow *row, Depth *depth)
+count_as_owner(const RsRow *row, Depth *depth)
 {
-	RsSubscription *subscription;
+	Oid save_userid;
+	int save_sec_context;
 
-	if (rs_subscription_is_copied(row))
+	GetUserIdAndSecContext(&save_userid, &save_sec_context);
+	SetUserIdAndSecContext(rs_subscription_owner(row), save_sec_context |
+														   SECURITY_LOCAL_USERID_CHANGE |
+														   SECURITY_RESTRICTED_OPERATION);
+	(void) NewGUCNestLevel();
+	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+	(void) set_config_option("lock_timeout", LOOK_LOCK_TIMEOUT, PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+	if (lock_without_waiting(row))
+		count_queue(rs_subscription_build(row, CurrentMemoryContext), depth);
+	else
+		depth->locked = true;
+}
+
+/*
+ * The timer's handler: cancel what runs, as a signal would.  A cancel that is
+ * pending already is somebody else's, and stays that.
+ */
+static void
+cancel_look(void)
+{
+	if (QueryCancelPending)
 		return;
-	if (!lock_without_waiting(row))
-	{
-		depth->problem = "the table is locked";
-		return;
-	}
-	subscription = rs_subscription_build(row, CurrentMemoryContext);
-	count_as_owner(subscription, depth);
+	look_cancelled = true;
+	look_waited = MyProc->waitLock != NULL;
+	QueryCancelPending = true;
+	InterruptPending = true;
+}
+
+/* Raised by the server's answer to a signal or a timer, not by a user's code? */
+static bool
+is_interrupt(const ErrorData *error)
+{
+	return error->funcname != NULL && strcmp(error->funcname, "ProcessInterrupts") == 0;
+}
+
+/* What an error means for the figures.  Rethrows a cancel that was the caller's. */
+static void
+look_failed(ErrorData *error, bool timed_out, Depth *depth)
+{
+	bool cancelled = error->sqlerrcode == ERRCODE_QUERY_CANCELED && is_interrupt(error);
+
+	if (cancelled && !timed_out)
+		ReThrowError(error);
+	else if (error->sqlerrcode == ERRCODE_LOCK_NOT_AVAILABLE || (cancelled && look_waited))
+		depth->locked = true;
+	else if (cancelled)
+		depth->capped = true;
+	else
+		depth->problem = error->message;
 }
 
 /*
@@ -177,17 +281,25 @@ count_subscription(const RsRow *row, Depth *depth)
  * one row of a view, and no lock on the table outlasts the look.
  */
 static void
-count_safely(const RsRow *row, Depth *depth)
+count_safely(const RsRow *row, int64 usec, Depth *depth)
 {
 	MemoryContext save_context = CurrentMemoryContext;
 	ResourceOwner save_owner = CurrentResourceOwner;
+	bool has_statement_timeout = get_timeout_active(STATEMENT_TIMEOUT);
 	ErrorData *volatile error = NULL;
+	bool timed_out;
+
+	if (look_timeout == MAX_TIMEOUTS)
+		look_timeout = RegisterTimeout(USER_TIMEOUT, cancel_look);
 
 	BeginInternalSubTransaction(NULL);
 	MemoryContextSwitchTo(save_context);
+	looking = true;
+	look_cancelled = false;
+	enable_timeout_after(look_timeout, (int) (usec / 1000));
 	PG_TRY();
 	{
-		count_subscription(row, depth);
+		count_as_owner(row, depth);
 	}
 	PG_CATCH();
 	{
@@ -196,15 +308,51 @@ count_safely(const RsRow *row, Depth *depth)
 		FlushErrorState();
 	}
 	PG_END_TRY();
+	disable_timeout(look_timeout, false);
+	looking = false;
+
+	/*
+	 * Where statement_timeout has come as well, it is the one that counts.  A
+	 * signal that arrives between our timer and its effect is lost with it.
+	 */
+	timed_out =
+		look_cancelled && !(has_statement_timeout && !get_timeout_active(STATEMENT_TIMEOUT));
+	if (timed_out)
+		QueryCancelPending = false;
+
 	RollbackAndReleaseCurrentSubTransaction();
 	MemoryContextSwitchTo(save_context);
 	CurrentResourceOwner = save_owner;
+	if (depth->plans != NULL)
+		rs_plans_free(depth->plans);
+	if (error != NULL)
+		look_failed(error, timed_out, depth);
+}
 
-	if (error == NULL)
+/* What is left of the time that the looks of this query may take, in microseconds. */
+static int64 *
+time_left(FmgrInfo *function)
+{
+	if (function->fn_extra == NULL)
+	{
+		function->fn_extra = MemoryContextAlloc(function->fn_mcxt, sizeof(int64));
+		*(int64 *) function->fn_extra = LOOK_USEC;
+	}
+	return function->fn_extra;
+}
+
+static void
+look(const RsRow *row, FmgrInfo *function, Depth *depth)
+{
+	int64 *left = time_left(function);
+
+	if (rs_subscription_is_copied(row))
 		return;
-	if (error->sqlerrcode == ERRCODE_QUERY_CANCELED)
-		ReThrowError(error);
-	depth->problem = error->message;
+	depth->capped = looking;
+	if (looking)
+		return;
+	count_safely(row, Max(*left, LOOK_USEC_LEAST), depth);
+	*left -= Min(*left, GetCurrentTimestamp() - depth->now);
 }
 
 /* ------------------------------------------------------------------- visibility */
@@ -239,7 +387,11 @@ rs_subscription_visibility(int32 id)
 	return row == NULL ? RS_SEES_NOTHING : visibility(row);
 }
 
-/* internal_depth(subscription_id) returns (ready, waiting, dead, capped, oldest, problem) */
+/*
+ * internal_depth(subscription_id) returns (ready, waiting, dead, capped, oldest,
+ * problem).  A figure that is not known is NULL; capped says that there may be
+ * more than the figures say.
+ */
 Datum
 rs_sql_depth(PG_FUNCTION_ARGS)
 {
@@ -265,24 +417,26 @@ rs_sql_depth(PG_FUNCTION_ARGS)
 	memset(nulls, true, sizeof(nulls));
 
 	if (seen != RS_SEES_NOTHING)
-		count_safely(row, &depth);
+		look(row, fcinfo->flinfo, &depth);
 
-	if (depth.problem != NULL)
+	if (depth.locked || depth.problem != NULL)
 	{
-		const char *shown = seen == RS_SEES_ALL ? depth.problem : "not shown";
+		const char *shown = depth.locked          ? LOCKED
+							: seen == RS_SEES_ALL ? depth.problem
+												  : "not shown";
 
 		values[PROBLEM] = CStringGetTextDatum(shown);
 		nulls[PROBLEM] = false;
 	}
-	else if (depth.counted)
+	else if (depth.counted || depth.capped)
 	{
 		values[READY] = Int64GetDatum(depth.ready);
 		values[WAITING] = Int64GetDatum(depth.waiting);
 		values[DEAD] = Int64GetDatum(depth.dead);
-		values[CAPPED] =
-			BoolGetDatum(depth.ready + depth.waiting >= DEPTH_LIMIT || depth.dead >= DEPTH_LIMIT);
-		nulls[READY] = nulls[WAITING] = nulls[CAPPED] = false;
+		values[CAPPED] = BoolGetDatum(depth.capped);
+		nulls[READY] = nulls[WAITING] = !depth.counted;
 		nulls[DEAD] = !depth.dead_counted;
+		nulls[CAPPED] = false;
 		if (depth.oldest != 0)
 		{
 			values[OLDEST] = DirectFunctionCall2(timestamp_mi, TimestampTzGetDatum(depth.now),

@@ -24,7 +24,6 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/pg_authid.h"
-#include "catalog/pg_class.h"
 #include "catalog/pg_database.h"
 #include "commands/dbcommands.h"
 #include "mb/pg_wchar.h"
@@ -38,6 +37,7 @@
 #include "utils/syscache.h"
 
 #include "backend/backend.h"
+#include "backend/catalog.h"
 #include "backend/compat.h"
 #include "backend/shared.h"
 #include "backend/supervisor.h"
@@ -97,28 +97,39 @@ rs_owner_refusal(Oid owner, char *reason, Size size)
 	return true;
 }
 
+/* A superuser must not run what somebody else attached to his table, or to a partition of it. */
+static bool
+check_superuser(RsSupervised *subscription, Oid relid, const char *owner)
+{
+	Oid table = OidIsValid(relid) ? rs_not_of_superuser(relid) : InvalidOid;
+
+	if (!OidIsValid(table))
+		return true;
+	if (table == subscription->queue)
+		snprintf(subscription->problem, RS_REASON_BYTES,
+				 "its owner \"%s\" is a superuser, the owner of its queue is not", owner);
+	else
+		snprintf(subscription->problem, RS_REASON_BYTES,
+				 "its owner \"%s\" is a superuser, the owner of table %s is not", owner,
+				 rs_relation_label(table));
+	return false;
+}
+
 /*
  * Can a process connect as the owner, and may it serve this queue?  Says why
  * not.  Whatever else may be wrong, the worker finds out.
  */
 static void
-check_owner(RsSupervised *subscription)
+check_owner(RsSupervised *subscription, Oid dead_letter_table)
 {
-	HeapTuple tuple;
+	const char *name;
 
 	if (rs_owner_refusal(subscription->owner, subscription->problem, RS_REASON_BYTES) ||
 		!superuser_arg(subscription->owner))
 		return;
-
-	/* A superuser must not run what somebody else attached to his table. */
-	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(subscription->queue));
-	if (!HeapTupleIsValid(tuple))
-		return;
-	if (!superuser_arg(((Form_pg_class) GETSTRUCT(tuple))->relowner))
-		snprintf(subscription->problem, RS_REASON_BYTES,
-				 "its owner \"%s\" is a superuser, the owner of its queue is not",
-				 GetUserNameFromId(subscription->owner, false));
-	ReleaseSysCache(tuple);
+	name = GetUserNameFromId(subscription->owner, false);
+	if (check_superuser(subscription, subscription->queue, name))
+		(void) check_superuser(subscription, dead_letter_table, name);
 }
 
 /* Take over one row of ruststream.subscription. */
@@ -134,6 +145,7 @@ take_row(HeapTuple tuple, TupleDesc desc)
 	bool quiet = paused || database != MyDatabaseId || identifier != GetSystemIdentifier();
 	int workers = DatumGetInt32(SPI_getbinval(tuple, desc, 8, &isnull));
 	TransactionId version = DatumGetTransactionId(SPI_getbinval(tuple, desc, 9, &isnull));
+	Oid dead_letter_table = DatumGetObjectId(SPI_getbinval(tuple, desc, 11, &isnull));
 	RsSupervised *subscription = rs_supervised_find(subscriptions, id);
 
 	if (subscription == NULL)
@@ -171,7 +183,7 @@ take_row(HeapTuple tuple, TupleDesc desc)
 
 	subscription->problem[0] = '\0';
 	if (subscription->wanted > 0 || subscription->leases)
-		check_owner(subscription);
+		check_owner(subscription, dead_letter_table);
 	if (subscription->problem[0] != '\0')
 	{
 		subscription->wanted = 0;
@@ -207,7 +219,7 @@ read_subscriptions(void)
 		PushActiveSnapshot(GetTransactionSnapshot());
 		if (SPI_execute("SELECT s.id, s.name, s.queue::pg_catalog.oid, s.owner, s.database, "
 						"s.system_identifier, s.paused, s.workers, s.xmin, "
-						"q.locked_until_column IS NOT NULL "
+						"q.locked_until_column IS NOT NULL, s.dead_letter_table::pg_catalog.oid "
 						"FROM ruststream.subscription AS s JOIN ruststream.queue AS q "
 						"ON q.relation OPERATOR(pg_catalog.=) s.queue ORDER BY s.id",
 						true, 0) != SPI_OK_SELECT)

@@ -26,6 +26,7 @@
 #include "commands/trigger.h"
 #include "fmgr.h"
 #include "miscadmin.h"
+#include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/resowner.h"
 
@@ -44,6 +45,8 @@ static Oid marked[MAX_MARKED];
 static int nmarked = 0;
 static bool marked_all = false;
 static bool marked_supervisor = false;
+static bool marked_pruner = false;
+static List *marked_databases = NIL; /* in TopTransactionContext */
 
 PG_FUNCTION_INFO_V1(rs_sql_wake_trigger);
 PG_FUNCTION_INFO_V1(rs_sql_announce);
@@ -79,6 +82,21 @@ void
 rs_wake_supervisor_at_commit(void)
 {
 	marked_supervisor = true;
+}
+
+void
+rs_wake_pruner_at_commit(void)
+{
+	marked_pruner = true;
+}
+
+void
+rs_announce_at_commit(Oid dboid)
+{
+	MemoryContext save = MemoryContextSwitchTo(TopTransactionContext);
+
+	marked_databases = list_append_unique_oid(marked_databases, dboid);
+	MemoryContextSwitchTo(save);
 }
 
 /*
@@ -180,16 +198,30 @@ rs_wake_pending(void)
 	return pg_atomic_read_u32(&rs_my_slot->idle) == 0 || rs_slot_stop_requested();
 }
 
-/* The supervisor of this database looks again, or is started to do so. */
+/* The supervisor of a database looks again, or is started to do so. */
 static void
-wake_supervisor(void)
+wake_supervisor(Oid dboid)
 {
 	RsDatabase *database;
 
 	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
-	database = rs_database_get(MyDatabaseId);
+	database = rs_database_get(dboid);
 	if (database != NULL)
 		rs_database_want(database);
+	LWLockRelease(rs_shared->lock);
+}
+
+/* The first failure since the history was pruned calls the supervisor. */
+static void
+wake_pruner(void)
+{
+	RsDatabase *database;
+
+	LWLockAcquire(rs_shared->lock, LW_SHARED);
+	database = rs_database_find(MyDatabaseId);
+	if (database != NULL && pg_atomic_fetch_add_u32(&database->failures, 1) == 0 &&
+		database->pid != 0)
+		SetLatch(database->latch);
 	LWLockRelease(rs_shared->lock);
 }
 
@@ -199,6 +231,8 @@ forget_marks(void)
 	nmarked = 0;
 	marked_all = false;
 	marked_supervisor = false;
+	marked_pruner = false;
+	marked_databases = NIL;
 }
 
 /*
@@ -208,6 +242,8 @@ forget_marks(void)
 static void
 resource_release(ResourceReleasePhase phase, bool isCommit, bool isTopLevel, void *arg)
 {
+	ListCell *cell;
+
 	if (phase != RESOURCE_RELEASE_AFTER_LOCKS || !isTopLevel)
 		return;
 
@@ -221,7 +257,11 @@ resource_release(ResourceReleasePhase phase, bool isCommit, bool isTopLevel, voi
 				wake_queue(marked[i]);
 		}
 		if (marked_supervisor)
-			wake_supervisor();
+			wake_supervisor(MyDatabaseId);
+		if (marked_pruner)
+			wake_pruner();
+		foreach (cell, marked_databases)
+			wake_supervisor(lfirst_oid(cell));
 	}
 	forget_marks();
 	rs_database_reopen(isCommit);

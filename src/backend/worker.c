@@ -42,6 +42,9 @@ static char activity[NAMEDATALEN * 4];
 /* Is a delivery under way, so that a cancel has something to cancel? */
 static volatile sig_atomic_t delivering = false;
 
+/* Has it been cancelled by a signal?  Any code can raise 57014. */
+static volatile sig_atomic_t cancel_seen = false;
+
 /* --------------------------------------------------- the worker's transactions */
 
 static void
@@ -137,6 +140,10 @@ rs_session_clean(void)
 static void
 worker_loaded(const RsSubscription *subscription)
 {
+	/* Somebody else's now: his workers connect as him. */
+	if (subscription->owner != GetSessionUserId())
+		proc_exit(0);
+
 	snprintf(our_name, sizeof(our_name), "ruststream: %s", subscription->name);
 	SetConfigOption("application_name", our_name, PGC_USERSET, PGC_S_SESSION);
 	snprintf(activity, sizeof(activity), "deliver from %s.%s to %s",
@@ -165,8 +172,10 @@ static const RsSession worker_session = {
 static void
 worker_cancel(SIGNAL_ARGS)
 {
-	if (delivering)
-		StatementCancelHandler(postgres_signal_arg);
+	if (!delivering)
+		return;
+	cancel_seen = true;
+	StatementCancelHandler(postgres_signal_arg);
 }
 
 static RsProgress
@@ -179,6 +188,7 @@ deliver(RsEngine *engine)
 	delivering = false;
 	/* A cancel that came too late must not hit the next delivery. */
 	QueryCancelPending = false;
+	cancel_seen = false;
 	return progress;
 }
 
@@ -228,6 +238,29 @@ next_look(const RsEngine *engine)
 /* ---------------------------------------------------------------------- main */
 
 /*
+ * Connect as the owner, and be the owner: settings of the role or the database
+ * must not make somebody else of us.
+ */
+static void
+connect_as_owner(const RsWorkerArgs *args)
+{
+	uint32 flags = 0;
+
+#if PG_VERSION_NUM >= 170000
+	flags |= BGWORKER_BYPASS_ROLELOGINCHECK;
+#endif
+	BackgroundWorkerInitializeConnectionByOid(args->database, args->owner, flags);
+	if (GetSessionUserId() != args->owner)
+	{
+		StartTransactionCommand();
+		SetConfigOption("session_authorization", GetUserNameFromId(args->owner, false), PGC_SUSET,
+						PGC_S_OVERRIDE);
+		CommitTransactionCommand();
+	}
+	SetConfigOption("role", "none", PGC_SUSET, PGC_S_OVERRIDE);
+}
+
+/*
  * wait -> claim -> deliver -> settle -> observe, until told to stop.  The
  * order matters: we are known as idle before the claim looks, so that a row
  * committed after the claim's snapshot has somebody to wake.
@@ -263,7 +296,6 @@ rs_worker_main(Datum arg)
 {
 	RsWorkerArgs args;
 	RsEngine engine;
-	uint32 flags = 0;
 
 	memcpy(&args, MyBgworkerEntry->bgw_extra, sizeof(args));
 
@@ -281,10 +313,7 @@ rs_worker_main(Datum arg)
 	 */
 	if (!rs_slot_attach(&args))
 		proc_exit(0);
-#if PG_VERSION_NUM >= 170000
-	flags |= BGWORKER_BYPASS_ROLELOGINCHECK;
-#endif
-	BackgroundWorkerInitializeConnectionByOid(args.database, args.owner, flags);
+	connect_as_owner(&args);
 
 	rs_engine_init(
 		&engine, &worker_session, args.subscription,
@@ -303,7 +332,8 @@ rs_worker_main(Datum arg)
 			ErrorData *error = CopyErrorData();
 
 			delivering = false;
-			cancelled = error->sqlerrcode == ERRCODE_QUERY_CANCELED;
+			cancelled = error->sqlerrcode == ERRCODE_QUERY_CANCELED && cancel_seen;
+			cancel_seen = false;
 			EmitErrorReport();
 			AbortOutOfAnyTransaction();
 			if (!cancelled)

@@ -288,6 +288,8 @@ as('app', 'DROP FUNCTION app.handle');
 stops('app', '%does not exist', 'a handler dropped');
 as('app', $handler);
 recovers('app', 'a handler dropped');
+# Found again by its name; registered again, it is known whatever its name.
+as('app', q{SELECT ruststream.alter_subscription('app', handler => 'app.handle')});
 
 as('app', q{CREATE OR REPLACE FUNCTION app.handle(job app.jobs) RETURNS ruststream.outcome LANGUAGE plpgsql AS $$
 	BEGIN INSERT INTO app.done (id, settings) VALUES (job.id, 'replaced'); RETURN ruststream.ack(); END $$});
