@@ -262,7 +262,6 @@ void
 rs_heartbeat_main(Datum arg)
 {
 	RsHeartbeatArgs args;
-	uint32 flags = 0;
 
 	memcpy(&args, MyBgworkerEntry->bgw_extra, sizeof(args));
 
@@ -279,10 +278,7 @@ rs_heartbeat_main(Datum arg)
 		proc_exit(0);
 	my_owner = args.owner;
 	rs_extend_init(me, args.cookie, args.owner);
-#if PG_VERSION_NUM >= 170000
-	flags |= BGWORKER_BYPASS_ROLELOGINCHECK;
-#endif
-	BackgroundWorkerInitializeConnectionByOid(args.database, args.owner, flags);
+	rs_connect_as_owner(args.database, args.owner);
 	own_settings();
 	name_process();
 

@@ -237,23 +237,19 @@ next_look(const RsEngine *engine)
 
 /* ---------------------------------------------------------------------- main */
 
-/*
- * Connect as the owner, and be the owner: settings of the role or the database
- * must not make somebody else of us.
- */
-static void
-connect_as_owner(const RsWorkerArgs *args)
+void
+rs_connect_as_owner(Oid database, Oid owner)
 {
 	uint32 flags = 0;
 
 #if PG_VERSION_NUM >= 170000
 	flags |= BGWORKER_BYPASS_ROLELOGINCHECK;
 #endif
-	BackgroundWorkerInitializeConnectionByOid(args->database, args->owner, flags);
-	if (GetSessionUserId() != args->owner)
+	BackgroundWorkerInitializeConnectionByOid(database, owner, flags);
+	if (GetSessionUserId() != owner)
 	{
 		StartTransactionCommand();
-		SetConfigOption("session_authorization", GetUserNameFromId(args->owner, false), PGC_SUSET,
+		SetConfigOption("session_authorization", GetUserNameFromId(owner, false), PGC_SUSET,
 						PGC_S_OVERRIDE);
 		CommitTransactionCommand();
 	}
@@ -313,7 +309,7 @@ rs_worker_main(Datum arg)
 	 */
 	if (!rs_slot_attach(&args))
 		proc_exit(0);
-	connect_as_owner(&args);
+	rs_connect_as_owner(args.database, args.owner);
 
 	rs_engine_init(
 		&engine, &worker_session, args.subscription,
