@@ -494,6 +494,12 @@ typedef struct RsWorkerArgs
 extern bool rs_slot_attach(const RsWorkerArgs *args);
 
 /*
+ * Connect this process as an owner, and be that owner: settings of the role or
+ * of the database must not make somebody else of us.
+ */
+extern void rs_connect_as_owner(Oid database, Oid owner);
+
+/*
  * Is this worker to leave, in an orderly way, when no delivery is in work?
  * Its latch is set when that is asked for.
  */
