@@ -109,6 +109,30 @@ RETURNS ruststream.delivery
 LANGUAGE c VOLATILE PARALLEL RESTRICTED
 AS 'MODULE_PATHNAME', 'rs_sql_delivery';
 
+/*
+ * autonomous: execute SQL in a session of its own, as the current user, and
+ * commit it, whatever becomes of the caller's transaction.  args are the values
+ * of $1, $2, ..  Returns how many rows the (last) statement has processed.
+ *
+ * Errors: those of the SQL; 42501 where the current user is not the owner of
+ * the delivery, or outside a handler the session's user, and in SECURITY
+ * DEFINER functions; 40P01 where it waits for a lock that the caller holds;
+ * 2D000 a COMMIT; 25006 in a read-only transaction; 53400 no worker process is
+ * free; 08006, 08007 the session has ended before it began, before it answered.
+ */
+CREATE FUNCTION ruststream.autonomous(sql text)
+RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'rs_sql_autonomous';
+
+CREATE FUNCTION ruststream.autonomous(sql text, VARIADIC args "any")
+RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'rs_sql_autonomous';
+
+COMMENT ON FUNCTION ruststream.autonomous(text) IS 'execute SQL in a session of its own and commit it, whatever becomes of this transaction; returns the number of rows';
+COMMENT ON FUNCTION ruststream.autonomous(text, "any") IS 'execute SQL with parameters in a session of its own and commit it, whatever becomes of this transaction; returns the number of rows';
+
 COMMENT ON FUNCTION ruststream.attempt() IS 'in a handler: which attempt this delivery is, the first being 1; else NULL';
 COMMENT ON FUNCTION ruststream.delivery() IS 'in a handler: the delivery it serves; else NULL';
 

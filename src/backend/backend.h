@@ -514,10 +514,12 @@ extern void rs_session_clean(void);
 extern PGDLLEXPORT void rs_launcher_main(Datum arg);
 extern PGDLLEXPORT void rs_supervisor_main(Datum arg);
 extern PGDLLEXPORT void rs_worker_main(Datum arg);
+extern PGDLLEXPORT void rs_autonomous_main(Datum arg);
 
 /* Wait event of an idle process, by name from PostgreSQL 17 on. */
 extern uint32 rs_wait_event_idle(void);
 extern uint32 rs_wait_event_hold(void);
+extern uint32 rs_wait_event_autonomous(void);
 
 /* ------------------------------------------------------------ failpoint.c */
 

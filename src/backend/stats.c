@@ -365,6 +365,20 @@ rs_wait_event_hold(void)
 #endif
 }
 
+uint32
+rs_wait_event_autonomous(void)
+{
+#if PG_VERSION_NUM >= 170000
+	static uint32 event = 0;
+
+	if (event == 0)
+		event = WaitEventExtensionNew("RuststreamAutonomous");
+	return event;
+#else
+	return PG_WAIT_EXTENSION;
+#endif
+}
+
 /* ------------------------------------------------------------- SQL functions */
 
 /* ruststream.internal_counters(): the subscriptions of this database */
