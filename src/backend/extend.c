@@ -322,6 +322,7 @@ rs_extend(const RsSeenLease *chosen, TimestampTz deadline, long lock_msec)
 {
 	Extension extension = {.deadline = deadline, .lock_msec = lock_msec};
 
+	RS_FAILPOINT("extension_due");
 	if (!announce(chosen, &extension))
 	{
 		rs_extend_end();

@@ -20,5 +20,29 @@ BEGIN
 	INSERT INTO result (task, amount) VALUES (t.id, (t.payload ->> 'amount')::int);
 END $$;
 
-SELECT ruststream.subscribe('bench', 'task', 'work', workers => 1);
-SELECT ruststream.pause('bench');
+SELECT ruststream.subscribe('task', 'task', 'work(task)');
+SELECT ruststream.pause('task');
+
+-- The same in the two other forms.
+SELECT ruststream.create_queue('leased', form => 'lease');
+SELECT ruststream.create_queue('keyed', form => 'advisory_lock', lock_key => 'tasks-{id}');
+ALTER TABLE leased SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+	autovacuum_vacuum_cost_delay = 0);
+ALTER TABLE keyed SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+	autovacuum_vacuum_cost_delay = 0);
+
+CREATE FUNCTION work(t leased) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO result (task, amount) VALUES (t.id, (t.payload ->> 'amount')::int);
+END $$;
+CREATE FUNCTION work(t keyed) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO result (task, amount) VALUES (t.id, (t.payload ->> 'amount')::int);
+END $$;
+
+SELECT ruststream.subscribe('leased', 'leased', 'work(leased)');
+SELECT ruststream.pause('leased');
+SELECT ruststream.subscribe('keyed', 'keyed', 'work(keyed)');
+SELECT ruststream.pause('keyed');
