@@ -345,12 +345,8 @@ static void
 connect_as_caller(void)
 {
 	char name[NAMEDATALEN];
-	uint32 flags = 0;
 
-#if PG_VERSION_NUM >= 170000
-	flags |= BGWORKER_BYPASS_ROLELOGINCHECK;
-#endif
-	BackgroundWorkerInitializeConnectionByOid(shared->database, shared->user, flags);
+	rs_connect_as_owner(shared->database, shared->user);
 	snprintf(name, sizeof(name), "ruststream autonomous: for process %d", (int) shared->caller);
 	SetConfigOption("application_name", name, PGC_USERSET, PGC_S_OVERRIDE);
 	SetConfigOption("deadlock_timeout", DEADLOCK_TIMEOUT, PGC_SUSET, PGC_S_OVERRIDE);
