@@ -280,6 +280,13 @@ read_settings(void)
 
 		if (variables[i]->context < PGC_SUSET || (variables[i]->flags & GUC_NO_RESET_ALL) != 0)
 			continue;
+		/*
+		 * Nor what this role may not set, and has not: a handler whose language
+		 * is loaded with it defines settings of that kind.
+		 */
+		if (variables[i]->context == PGC_SUSET && variables[i]->source < PGC_S_SESSION &&
+			!superuser())
+			continue;
 		value = GetConfigOption(variables[i]->name, true, false);
 		settings =
 			lappend(settings, list_make2(pstrdup(variables[i]->name), pstrdup(value ? value : "")));
@@ -543,6 +550,12 @@ rs_sql_drain(PG_FUNCTION_ARGS)
 				errmsg("ruststream.drain cannot be called inside a transaction block"),
 				errdetail("Each delivery is a transaction of its own."),
 				errhint("CALL it by itself, not within BEGIN .. COMMIT or a function."));
+	/* A procedure may CALL what it likes, but there is one delivery in a session at a time. */
+	if (rs_subscription_in_handler != NULL)
+		ereport(
+			ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			errmsg("ruststream.drain cannot be called by a handler"),
+			errhint("Publish to the other queue instead, and let its own subscription deliver."));
 	if (PG_ARGISNULL(0))
 		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("the subscription's name must not be null"));
