@@ -60,7 +60,8 @@ typedef struct RsQueue
 	AttrNumber attnum[RS_ROLE_COUNT]; /* 0: no column plays the role */
 	Oid type[RS_ROLE_COUNT];          /* the column's type; InvalidOid if none */
 	Oid row_type;
-	bool wake; /* a trigger tells us of inserts */
+	TupleDesc shape; /* the table's columns, as they were when this was bound */
+	bool wake;       /* a trigger tells us of inserts */
 } RsQueue;
 
 /* What the handler takes as its first argument. */
@@ -140,6 +141,9 @@ extern void rs_subscription_check_level(const RsSubscription *subscription);
  * has gone wrong with it since.
  */
 extern void rs_queue_load(Oid relid, RsQueue *queue);
+
+/* Does the table still have the columns that it was bound with?  It is locked. */
+extern bool rs_queue_has_its_shape(const RsQueue *queue);
 
 /* Does an index serve the claims of this queue? */
 extern bool rs_queue_has_claim_index(const RsQueue *queue);

@@ -450,6 +450,7 @@ rs_queue_bind(const RsRow *row, RsQueue *queue)
 	queue->table.name = pstrdup(RelationGetRelationName(relation));
 	queue->table.only = relation->rd_rel->relkind == RELKIND_RELATION;
 	queue->row_type = relation->rd_rel->reltype;
+	queue->shape = CreateTupleDescCopyConstr(RelationGetDescr(relation));
 
 	for (int role = 0; role < RS_ROLE_COUNT; role++)
 	{
@@ -470,6 +471,19 @@ rs_queue_bind(const RsRow *row, RsQueue *queue)
 		check_lock_key_columns(relation, queue->table.lock_key);
 
 	relation_close(relation, NoLock);
+}
+
+bool
+rs_queue_has_its_shape(const RsQueue *queue)
+{
+	Relation relation = try_relation_open(queue->relid, NoLock);
+	bool result;
+
+	if (relation == NULL)
+		return false;
+	result = equalTupleDescs(queue->shape, RelationGetDescr(relation));
+	relation_close(relation, NoLock);
+	return result;
 }
 
 void

@@ -148,13 +148,15 @@ handle_below_savepoint(RsWork *work)
 /*
  * The row was read in another transaction than the one it is handled in.  The
  * table may have been altered in between, and the row would be taken for one
- * of its new shape: then the delivery begins again.
+ * of its new shape: then the delivery begins again.  For nothing less, though,
+ * since the claim has counted the attempt: somebody's first temporary table, or an
+ * ANALYZE of the queue, makes the subscription look outdated, too.
  */
 static void
 lock_queue(RsEngine *engine)
 {
 	LockRelationOid(engine->subscription->queue.relid, AccessShareLock);
-	if (rs_engine_is_outdated(engine))
+	if (rs_engine_is_outdated(engine) && !rs_queue_has_its_shape(&engine->subscription->queue))
 		ereport(
 			ERROR, errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 			errmsg("the queue of subscription \"%s\" changed between its claim and its delivery",
