@@ -233,64 +233,71 @@ look_ahead(RsEngine *engine, const RsValues *values)
  * handler's, what is stored elsewhere must be fetched now.
  */
 static Datum
-fetch_for_later(const RsSubscription *subscription, int column, Oid type, bool *isnull)
+fetch_for_later(const RsSubscription *subscription, int row, int column, Oid type, bool *isnull)
 {
 	bool toasted = TupleDescAttr(SPI_tuptable->tupdesc, column - 1)->attlen == -1;
-	Datum value = fetch(0, column, type, isnull);
+	Datum value = fetch(row, column, type, isnull);
 
 	if (*isnull || !toasted || rs_table_form(&subscription->queue.table) == RS_FORM_ROW_LOCK)
 		return value;
 	return PointerGetDatum(PG_DETOAST_DATUM(value));
 }
 
-/* Fill in a delivery from the result of a claim or a take, and free that. */
+/* Fill in a delivery from one row of the result of a claim or a take. */
 static void
-read_delivery(const RsSubscription *subscription, RsDelivery *delivery)
+read_delivery(const RsSubscription *subscription, int row, RsDelivery *delivery)
 {
 	const RsQueue *queue = &subscription->queue;
 	bool isnull;
 
-	delivery->id = fetch(0, 1, queue->type[RS_ROLE_ID], &isnull);
+	delivery->id = fetch(row, 1, queue->type[RS_ROLE_ID], &isnull);
 	delivery->id_text = id_as_text(delivery->id, queue->type[RS_ROLE_ID]);
-	delivery->attempt = DatumGetInt64(fetch(0, 2, INT8OID, &isnull));
+	delivery->attempt = DatumGetInt64(fetch(row, 2, INT8OID, &isnull));
 	delivery->headers = fetch_for_later(
-		subscription, 3,
+		subscription, row, 3,
 		OidIsValid(queue->type[RS_ROLE_HEADERS]) ? queue->type[RS_ROLE_HEADERS] : JSONBOID,
 		&delivery->headers_isnull);
 	delivery->input =
-		fetch_for_later(subscription, 4,
+		fetch_for_later(subscription, row, 4,
 						subscription->handler.input == RS_INPUT_ROW ? queue->row_type
 																	: queue->type[RS_ROLE_PAYLOAD],
 						&delivery->input_isnull);
-	delivery->priority = DatumGetInt64(fetch(0, 5, INT8OID, &delivery->priority_isnull));
-	(void) fetch(0, 6, TIMESTAMPTZOID, &isnull);
+	delivery->priority = DatumGetInt64(fetch(row, 5, INT8OID, &delivery->priority_isnull));
+	(void) fetch(row, 6, TIMESTAMPTZOID, &isnull);
 	delivery->was_delayed = !isnull;
-	SPI_freetuptable(SPI_tuptable);
 }
 
-bool
-rs_claim(RsEngine *engine, RsDelivery *delivery)
+int
+rs_claim(RsEngine *engine, RsDelivery *deliveries, int limit)
 {
 	const RsSubscription *subscription = engine->subscription;
+	bool is_lease = rs_table_form(&subscription->queue.table) == RS_FORM_LEASE;
+	TimestampTz now;
 	RsValues values;
+	int found;
 
 	set_common_values(subscription, &values);
-	rs_value_set(&values, RS_PARAM_LIMIT, Int64GetDatum(1), 0);
+	now = DatumGetTimestampTz(values.value[RS_PARAM_NOW]);
+	rs_value_set(&values, RS_PARAM_LIMIT, Int64GetDatum(limit), 0);
 	rs_value_set(&values, RS_PARAM_HELD, held_array(engine), 0);
-	delivery->claimed_at = DatumGetTimestampTz(values.value[RS_PARAM_NOW]);
-	if (rs_table_form(&subscription->queue.table) == RS_FORM_LEASE)
-	{
-		delivery->token = delivery->announced = delivery->claimed_at + subscription->lease;
-		rs_value_set(&values, RS_PARAM_TOKEN, TimestampTzGetDatum(delivery->token), 0);
-	}
+	if (is_lease)
+		rs_value_set(&values, RS_PARAM_TOKEN, TimestampTzGetDatum(now + subscription->lease), 0);
 
-	if (find_rows(engine, &values) == 0)
+	found = find_rows(engine, &values);
+	if (found == 0)
 	{
 		look_ahead(engine, &values);
-		return false;
+		return 0;
 	}
-	read_delivery(subscription, delivery);
-	return true;
+	for (int i = 0; i < found; i++)
+	{
+		deliveries[i].claimed_at = now;
+		if (is_lease)
+			deliveries[i].token = deliveries[i].announced = now + subscription->lease;
+		read_delivery(subscription, i, &deliveries[i]);
+	}
+	SPI_freetuptable(SPI_tuptable);
+	return found;
 }
 
 int
@@ -337,6 +344,7 @@ rs_claim_take(RsEngine *engine, RsDelivery *delivery)
 		SPI_freetuptable(SPI_tuptable);
 		return false;
 	}
-	read_delivery(subscription, delivery);
+	read_delivery(subscription, 0, delivery);
+	SPI_freetuptable(SPI_tuptable);
 	return true;
 }

@@ -371,7 +371,7 @@ deliver_row_lock(RsWork *work)
 
 	work->outer_owner = CurrentResourceOwner;
 	RS_FAILPOINT("after_begin");
-	claimed = rs_claim(engine, &work->delivery);
+	claimed = rs_claim(engine, &work->delivery, 1) == 1;
 	rs_trace_step(engine, RS_STEP_CLAIM, claimed ? "1" : "0");
 	if (!claimed)
 	{

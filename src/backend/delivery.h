@@ -65,8 +65,11 @@ extern void rs_delivery_values(const RsSubscription *subscription, const RsDeliv
 
 /* ----------------------------------------------------------------- claim.c */
 
-/* Claim one row.  Returns false where none is due; engine->next_due is set then. */
-extern bool rs_claim(RsEngine *engine, RsDelivery *delivery);
+/*
+ * Claim up to limit rows, into zeroed deliveries, in claim order.  Returns how
+ * many; 0 where none is due, and engine->next_due is set then.
+ */
+extern int rs_claim(RsEngine *engine, RsDelivery *deliveries, int limit);
 
 /* A row that may be taken once its key is locked. */
 typedef struct RsCandidate

@@ -122,7 +122,7 @@ RsProgress
 rs_deliver_lease(RsWork *work)
 {
 	RsEngine *engine = work->engine;
-	bool claimed = rs_claim(engine, &work->delivery);
+	bool claimed = rs_claim(engine, &work->delivery, 1) == 1;
 
 	rs_trace_step(engine, RS_STEP_CLAIM, claimed ? "1" : "0");
 	if (!claimed)
