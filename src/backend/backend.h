@@ -105,7 +105,9 @@ typedef struct RsSubscription
 	bool paused;
 	bool copied; /* made in another database: quiet until resumed */
 	int workers;
-	int64 poll_interval; /* microseconds */
+	int64 poll_interval;       /* microseconds */
+	int deliveries_per_commit; /* row lock form: so many may share a commit */
+	int64 max_commit_wait;     /* microseconds of work, then it commits */
 } RsSubscription;
 
 /*
@@ -214,6 +216,8 @@ typedef struct RsDelivery
 	bool priority_isnull;
 	bool was_delayed; /* had a retry_after */
 	TimestampTz claimed_at;
+	Oid place_table; /* row lock form: where the row is, as it was claimed */
+	ItemPointerData place;
 
 	/*
 	 * Lease form: the token that the claim wrote, and the one that an extension
@@ -239,6 +243,13 @@ typedef struct RsSession
 	void (*loaded)(const RsSubscription *subscription); /* may be NULL */
 	bool rethrows_cancel;                               /* a cancel is the caller's, no failure */
 	bool is_process;                                    /* of ours, the session being its own */
+
+	/*
+	 * Within a transaction that several deliveries share, after one of them:
+	 * remove what the handler left in the session, as far as that can be done
+	 * here.  False: there is something that only clean will remove.
+	 */
+	bool (*clean_within)(void);
 
 	/*
 	 * The transaction that a procedure begins in, and may end: no SPI, no
@@ -299,6 +310,14 @@ typedef struct RsEngine
 
 	bool has_recorded_failures; /* the history may want pruning */
 
+	/* See shared_commit.c. */
+	MemoryContext commit_context; /* reset per shared commit */
+	int alone;                    /* so many deliveries go one at a time first */
+	double handling_time;         /* of late, microseconds a handler; negative: not known */
+
+	int64 delivery_limit; /* a call of rs_deliver delivers no more than these; 0: any */
+	int delivered;        /* by the last one, where it has delivered */
+
 	TimestampTz next_due; /* when a row is known to come due; 0: not known */
 } RsEngine;
 
@@ -319,7 +338,8 @@ extern void rs_engine_free(RsEngine *engine);
 extern void rs_set_isolation(rs_isolation isolation);
 
 /*
- * Claim, deliver and settle one row.  Called outside any transaction of ours.
+ * Claim, deliver and settle one row, or several in one commit; engine->delivered
+ * says how many.  Called outside any transaction of ours.
  * Errors, with everything rolled back: what keeps the subscription itself from
  * working, and a cancel where the session rethrows it.
  */

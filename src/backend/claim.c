@@ -265,6 +265,10 @@ read_delivery(const RsSubscription *subscription, int row, RsDelivery *delivery)
 	delivery->priority = DatumGetInt64(fetch(row, 5, INT8OID, &delivery->priority_isnull));
 	(void) fetch(row, 6, TIMESTAMPTZOID, &isnull);
 	delivery->was_delayed = !isnull;
+	if (rs_table_form(&queue->table) != RS_FORM_ROW_LOCK)
+		return;
+	delivery->place_table = DatumGetObjectId(fetch(row, 7, OIDOID, &isnull));
+	delivery->place = *(ItemPointer) DatumGetPointer(fetch(row, 8, TIDOID, &isnull));
 }
 
 int

@@ -111,16 +111,12 @@ raise_what_is_no_failure(const RsWork *work)
 		ReThrowError(work->error);
 }
 
-/*
- * Below a savepoint, in the claim's transaction.  Ends with the savepoint
- * released where the handler's writes are kept, and open after any other
- * answer and after an error.
- */
-static void
-handle_below_savepoint(RsWork *work)
+void
+rs_handle_below_savepoint(RsWork *work)
 {
 	RsEngine *engine = work->engine;
 	ResourceOwner save_owner = CurrentResourceOwner;
+	TimestampTz start = GetCurrentTimestamp();
 
 	rs_trace_step(engine, RS_STEP_SAVEPOINT, "");
 	BeginInternalSubTransaction("ruststream_claim");
@@ -143,6 +139,8 @@ handle_below_savepoint(RsWork *work)
 		CurrentResourceOwner = save_owner;
 	}
 	MemoryContextSwitchTo(engine->delivery_context);
+	rs_note_handling_time(engine, GetCurrentTimestamp() - start);
+	raise_what_is_no_failure(work);
 }
 
 /*
@@ -264,9 +262,8 @@ was_apart(const RsEngine *engine)
 		   !engine->subscription->policy.transactional;
 }
 
-/* One step of what remains after the handler; false: the row is lost. */
-static bool
-take_step(RsWork *work, rs_step step, const rs_settlement *settlement)
+bool
+rs_take_step(RsWork *work, rs_step step)
 {
 	RsEngine *engine = work->engine;
 
@@ -287,7 +284,7 @@ take_step(RsWork *work, rs_step step, const rs_settlement *settlement)
 			rs_engine_begin(engine, RS_ISOLATION_READ_COMMITTED);
 			return true;
 		case RS_STEP_SETTLE:
-			if (!rs_settle_delivery(engine, &work->delivery, settlement, work->answer.delay))
+			if (!rs_settle_delivery(engine, &work->delivery, &work->settlement, work->answer.delay))
 				return false;
 			rs_record_failure(work);
 			return true;
@@ -310,44 +307,58 @@ take_step(RsWork *work, rs_step step, const rs_settlement *settlement)
 }
 
 void
+rs_decide(RsWork *work)
+{
+	const RsSubscription *subscription = work->engine->subscription;
+
+	work->cause = work->error == NULL              ? RS_CAUSE_ANSWER
+				  : work->stage == RS_STAGE_DECODE ? RS_CAUSE_DECODE_ERROR
+												   : RS_CAUSE_ERROR;
+	work->settlement =
+		rs_settle(&subscription->queue.table, &subscription->policy, work->cause,
+				  work->answer.outcome, work->answer.has_delay, work->delivery.attempt);
+	work->stage = RS_STAGE_SETTLE;
+	if (work->settlement.lacks_dead_letter)
+		work->error = rs_lacking_dead_letter(work->engine, work->answer.reason);
+}
+
+void
+rs_conclude(RsWork *work)
+{
+	RsEngine *engine = work->engine;
+
+	rs_warn_of_lacks(engine, &work->settlement, &work->delivery);
+	if (work->error != NULL)
+	{
+		rs_report_failure(work);
+		rs_hold_if_hot(engine, &work->delivery, &work->settlement);
+	}
+	if (work->cause == RS_CAUSE_DECODE_ERROR)
+		rs_stats_count(RS_COUNT_DECODE_FAILED);
+	rs_count_settlement(work->settlement.outcome, work->error != NULL);
+}
+
+void
 rs_finish(RsWork *work)
 {
 	RsEngine *engine = work->engine;
-	const RsSubscription *subscription = engine->subscription;
-	rs_cause cause = work->error == NULL              ? RS_CAUSE_ANSWER
-					 : work->stage == RS_STAGE_DECODE ? RS_CAUSE_DECODE_ERROR
-													  : RS_CAUSE_ERROR;
-	rs_settlement settlement =
-		rs_settle(&subscription->queue.table, &subscription->policy, cause, work->answer.outcome,
-				  work->answer.has_delay, work->delivery.attempt);
 
-	work->stage = RS_STAGE_SETTLE;
+	rs_decide(work);
 	work->inserted = was_apart(engine);
-	if (settlement.lacks_dead_letter)
-		work->error = rs_lacking_dead_letter(engine, work->answer.reason);
-
-	for (const rs_step *step = settlement.steps; *step != RS_STEP_END; step++)
+	for (const rs_step *step = work->settlement.steps; *step != RS_STEP_END; step++)
 	{
-		if (take_step(work, *step, &settlement))
+		if (rs_take_step(work, *step))
 			continue;
 		rs_engine_rollback(engine);
 		rs_lose(work);
 		return;
 	}
 
-	if (settlement.operation == RS_OP_ACK && subscription->queue.wake && !work->inserted &&
-		!work->delivery.was_delayed)
+	if (work->settlement.operation == RS_OP_ACK && engine->subscription->queue.wake &&
+		!work->inserted && !work->delivery.was_delayed)
 		rs_claim_mark(engine, &work->delivery);
 	rs_forget_transient_failures(engine);
-	rs_warn_of_lacks(engine, &settlement, &work->delivery);
-	if (work->error != NULL)
-	{
-		rs_report_failure(work);
-		rs_hold_if_hot(engine, &work->delivery, &settlement);
-	}
-	if (cause == RS_CAUSE_DECODE_ERROR)
-		rs_stats_count(RS_COUNT_DECODE_FAILED);
-	rs_count_settlement(settlement.outcome, work->error != NULL);
+	rs_conclude(work);
 }
 
 /* --------------------------------------------------------------- the lanes */
@@ -363,8 +374,8 @@ rs_begin_work(RsWork *work)
 	rs_stats_state(RS_WORKER_DELIVERING);
 }
 
-static RsProgress
-deliver_row_lock(RsWork *work)
+RsProgress
+rs_deliver_row_lock(RsWork *work)
 {
 	RsEngine *engine = work->engine;
 	bool claimed;
@@ -387,8 +398,7 @@ deliver_row_lock(RsWork *work)
 	}
 
 	rs_begin_work(work);
-	handle_below_savepoint(work);
-	raise_what_is_no_failure(work);
+	rs_handle_below_savepoint(work);
 	rs_finish(work);
 	return RS_PROGRESS_DELIVERED;
 }
@@ -405,7 +415,7 @@ deliver_one(RsWork *work)
 		case RS_FORM_ADVISORY_LOCK:
 			return rs_deliver_advisory(work);
 		default:
-			return deliver_row_lock(work);
+			return rs_deliver_sharing(work);
 	}
 }
 
@@ -418,6 +428,7 @@ rs_deliver(RsEngine *engine)
 	ErrorData *error;
 
 	MemoryContextReset(engine->delivery_context);
+	engine->delivered = 1;
 	rs_stats_state(RS_WORKER_CLAIMING);
 
 	PG_TRY();
@@ -441,6 +452,8 @@ rs_deliver(RsEngine *engine)
 
 	if (lost)
 		progress = rs_recover(&work);
+	if (progress == RS_PROGRESS_DELIVERED && work.sharing == 0 && engine->alone > 0)
+		engine->alone--;
 	rs_stats_delivery_end();
 	/* Still in the delivery's memory, which the next delivery gives back. */
 	if (progress == RS_PROGRESS_DELIVERED || progress == RS_PROGRESS_TRANSIENT)

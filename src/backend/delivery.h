@@ -3,8 +3,8 @@
  * delivery.h
  *	  What the files of the delivery engine share: engine.c (the subscription
  *	  and the transactions), claim.c, deliver.c (the row lock lane, and what all
- *	  lanes have in common), lane_lease.c, lane_advisory.c, settlement.c and
- *	  recover.c.  The rest of the backend sees rs_deliver alone.
+ *	  lanes have in common), shared_commit.c, lane_lease.c, lane_advisory.c,
+ *	  settlement.c and recover.c.  The rest of the backend sees rs_deliver alone.
  *
  *-------------------------------------------------------------------------
  */
@@ -29,9 +29,12 @@ typedef struct RsWork
 	RsStage stage;
 	RsDelivery delivery;
 	RsAnswer answer;
-	ErrorData *error;          /* why the delivery failed, in the delivery's context */
+	ErrorData *error; /* why the delivery failed, in the delivery's context */
+	rs_cause cause;   /* once it is decided how to settle it */
+	rs_settlement settlement;
 	ResourceOwner outer_owner; /* of the transaction around the savepoint */
 	bool inserted;             /* perhaps into its own queue, in what is committed */
+	int sharing; /* so many rows were claimed for one commit; 0: it is the row's own */
 } RsWork;
 
 /* ---------------------------------------------------------------- engine.c */
@@ -113,8 +116,42 @@ extern void rs_begin_work(RsWork *work);
  */
 extern void rs_handle_claimed(RsWork *work);
 
-/* Walk through what remains of the lane after the handler. */
+/*
+ * Below a savepoint, in the claim's transaction, which stays open.  Ends with
+ * the savepoint released where the handler's writes are kept, and open after any
+ * other answer and after an error.  What is no failure of the delivery is
+ * raised again, as above.
+ */
+extern void rs_handle_below_savepoint(RsWork *work);
+
+/* Walk through what remains of the lane after the handler: these three in one. */
 extern void rs_finish(RsWork *work);
+
+/* How the delivery is to be settled, into work->cause and work->settlement. */
+extern void rs_decide(RsWork *work);
+
+/* One of the steps that remain; false: the row is lost. */
+extern bool rs_take_step(RsWork *work, rs_step step);
+
+/* After the commit: warn, report, count, and leave alone what may loop hot. */
+extern void rs_conclude(RsWork *work);
+
+/* The row lock lane: a row that has its commit to itself. */
+extern RsProgress rs_deliver_row_lock(RsWork *work);
+
+/* --------------------------------------------------------- shared_commit.c */
+
+/* The row lock lane where deliveries may share a commit; a transaction has begun. */
+extern RsProgress rs_deliver_sharing(RsWork *work);
+
+/* A handler has taken so long, in microseconds. */
+extern void rs_note_handling_time(RsEngine *engine, int64 microseconds);
+
+/*
+ * The transaction that several deliveries shared is rolled back: they are
+ * delivered anew, one at a time.
+ */
+extern RsProgress rs_deliver_apart(RsWork *work);
 
 /* ------------------------------------------------------------ lane_lease.c */
 

@@ -219,6 +219,29 @@ remove_from_session(char **columns, ObjectAddresses *temporary)
 		release_lock(columns);
 }
 
+/*
+ * Whatever a handler has left waits for the end of the transaction: then so does
+ * the next delivery.  A lock that ends with the transaction counts, too, since
+ * it cannot be told from a session's.
+ */
+static bool
+drain_clean_within(void)
+{
+	uint64 rows = read_session_state();
+	SPITupleTable *state = SPI_tuptable;
+	bool is_clean = true;
+
+	for (uint64 i = 0; i < rows && is_clean; i++)
+	{
+		char *columns[STATE_COLUMNS];
+
+		SPI_tuptable = state;
+		is_clean = is_callers(state_row(i, columns));
+	}
+	SPI_freetuptable(state);
+	return is_clean;
+}
+
 /* Undo what a handler left in the caller's session, and nothing the caller had. */
 static void
 drain_clean(void)
@@ -406,6 +429,7 @@ static const RsSession drain_session = {
 	.loaded = require_owner,
 	.rethrows_cancel = true,
 	.is_process = false,
+	.clean_within = drain_clean_within,
 	.begin_procedure = drain_begin_procedure,
 	.commit_procedure = drain_commit_procedure,
 	.rollback_procedure = drain_rollback_procedure,
@@ -460,14 +484,20 @@ prune_after_error(RsEngine *engine)
 static void
 deliver_all(RsEngine *engine, int64 limit)
 {
+	int64 pruned = 0;
+
 	for (int64 delivered = 0; limit < 0 || delivered < limit;)
 	{
 		CHECK_FOR_INTERRUPTS();
+		engine->delivery_limit = limit < 0 ? 0 : limit - delivered;
 		switch (rs_deliver(engine))
 		{
 			case RS_PROGRESS_DELIVERED:
-				if (++delivered % PRUNE_DELIVERIES == 0)
-					prune_failures(engine);
+				delivered += engine->delivered;
+				if (delivered - pruned < PRUNE_DELIVERIES)
+					break;
+				prune_failures(engine);
+				pruned = delivered;
 				break;
 			case RS_PROGRESS_TRANSIENT:
 				break;

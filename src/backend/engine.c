@@ -56,6 +56,9 @@ rs_engine_init(RsEngine *engine, const RsSession *session, int32 subscription_id
 		AllocSetContextCreate(engine->context, "ruststream delivery", ALLOCSET_DEFAULT_SIZES);
 	engine->mark_context =
 		AllocSetContextCreate(engine->context, "ruststream mark", ALLOCSET_SMALL_SIZES);
+	engine->commit_context =
+		AllocSetContextCreate(engine->context, "ruststream shared commit", ALLOCSET_SMALL_SIZES);
+	engine->handling_time = -1;
 	engine->subscription_id = subscription_id;
 }
 

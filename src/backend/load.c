@@ -430,8 +430,6 @@ check_is_built(const RsRow *row, const RsSubscription *subscription)
 		not_yet("batches", "Leave out batch_size.");
 	if (!rs_row_isnull(row, RS_SUBSCRIPTION_TIMEOUT))
 		not_yet("deliveries with a timeout", "Leave out timeout.");
-	if (DatumGetInt32(rs_row_get(row, RS_SUBSCRIPTION_DELIVERIES_PER_COMMIT)) > 1)
-		not_yet("several deliveries in one commit", "Leave out deliveries_per_commit.");
 }
 
 /* The settings that are checked but not used yet. */
@@ -439,11 +437,34 @@ static void
 check_other_settings(const RsRow *row)
 {
 	(void) integer_setting(row, RS_SUBSCRIPTION_BATCH_SIZE, "batch_size", 1, 10000, 1);
-	(void) integer_setting(row, RS_SUBSCRIPTION_DELIVERIES_PER_COMMIT, "deliveries_per_commit", 1,
-						   10000, 1);
 	(void) interval_setting(row, RS_SUBSCRIPTION_TIMEOUT, "timeout", 1, RS_MAX_INTERVAL);
-	(void) interval_setting(row, RS_SUBSCRIPTION_MAX_COMMIT_WAIT, "max_commit_wait", 0,
-							SECONDS(60));
+}
+
+static void
+bind_commit(const RsRow *row, RsSubscription *subscription)
+{
+	rs_form form = rs_table_form(&subscription->queue.table);
+
+	subscription->deliveries_per_commit = integer_setting(
+		row, RS_SUBSCRIPTION_DELIVERIES_PER_COMMIT, "deliveries_per_commit", 1, 10000, 1);
+	subscription->max_commit_wait =
+		interval_setting(row, RS_SUBSCRIPTION_MAX_COMMIT_WAIT, "max_commit_wait", 0, SECONDS(60));
+	if (subscription->deliveries_per_commit == 1)
+		return;
+
+	if (!rs_row_isnull(row, RS_SUBSCRIPTION_BATCH_SIZE))
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("batch_size and deliveries_per_commit cannot be combined"),
+				errdetail("A batch is one delivery of many rows, and has its commit to itself."),
+				errhint("Leave out deliveries_per_commit, or batch_size for a handler that takes "
+						"one row at a time."));
+	if (form != RS_FORM_ROW_LOCK)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("deliveries_per_commit needs a queue of the row lock form"),
+				errdetail("In the %s form a delivery is claimed in a transaction of its own, "
+						  "before the handler's begins.",
+						  form == RS_FORM_LEASE ? "lease" : "advisory lock"),
+				errhint("Leave out deliveries_per_commit."));
 }
 
 /* How long a claim lasts: whole seconds, a shorter one rounded up. */
@@ -568,6 +589,7 @@ fill(const RsRow *row, RsSubscription *subscription)
 	check_owner(subscription);
 	bind_group(row, subscription);
 	check_other_settings(row);
+	bind_commit(row, subscription);
 	check_is_built(row, subscription);
 	bind_dead_letter(row, subscription);
 	bind_policy(row, subscription);

@@ -251,6 +251,8 @@ rs_lose(RsWork *work)
 RsProgress
 rs_recover(RsWork *work)
 {
+	if (work->sharing > 0 && !is_callers_cancel(work->engine, work->error))
+		return rs_deliver_apart(work);
 	if (rs_is_transient(work->error) && work->engine->subscription != NULL)
 		return after_transient_failure(work, work->stage);
 

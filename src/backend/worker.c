@@ -136,6 +136,21 @@ rs_session_clean(void)
 	drop_temporary_tables();
 }
 
+/*
+ * Of all that, a transaction's own cursors and temporary tables alone need its
+ * end.  A cancel that came too late must not hit the next delivery.
+ */
+static bool
+worker_clean_within(void)
+{
+	QueryCancelPending = false;
+	cancel_seen = false;
+	DropAllPreparedStatements();
+	LockReleaseSession(USER_LOCKMETHOD);
+	ResetSequenceCaches();
+	return ThereAreNoReadyPortals() && (MyXactFlags & XACT_FLAGS_ACCESSEDTEMPNAMESPACE) == 0;
+}
+
 /* pg_stat_activity shows for whom this process works. */
 static void
 worker_loaded(const RsSubscription *subscription)
@@ -160,6 +175,7 @@ static const RsSession worker_session = {
 	.loaded = worker_loaded,
 	.rethrows_cancel = false,
 	.is_process = true,
+	.clean_within = worker_clean_within,
 	.begin_procedure = worker_begin_procedure,
 	.commit_procedure = worker_commit_procedure,
 	.rollback_procedure = worker_rollback_procedure,

@@ -57,8 +57,11 @@
 	", [priority:ruststream_row.{priority}][!priority:NULL]::pg_catalog.int8"                      \
 	", [retry_after:ruststream_row.{retry_after}][!retry_after:NULL::pg_catalog.timestamptz]"
 
+/* Row lock form: where the row is, to see whether it is changed within its claim's transaction. */
+#define PLACE "[!locked_until:, ruststream_row.tableoid, ruststream_row.ctid]"
+
 /* A claim locks what it finds; a candidate's key is what will be locked. */
-#define OF_CLAIM(carried) (CLAIMED(carried), UNLEASED, " FOR UPDATE SKIP LOCKED")
+#define OF_CLAIM(carried) (CLAIMED(carried) PLACE, UNLEASED, " FOR UPDATE SKIP LOCKED")
 #define CLAIM_ROW OF_CLAIM("ruststream_row")
 #define CLAIM_PAYLOAD OF_CLAIM("ruststream_row.{payload}")
 #define OF_CANDIDATES ("ruststream_row.{id}, {key}", KEY_IS_FREE, "")
@@ -161,7 +164,8 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 *
 	 * SELECT ruststream_row."id", COALESCE(ruststream_row."attempt", 1)::pg_catalog.int8,
 	 *     ruststream_row."headers", ruststream_row,
-	 *     ruststream_row."priority"::pg_catalog.int8, NULL::pg_catalog.timestamptz
+	 *     ruststream_row."priority"::pg_catalog.int8, NULL::pg_catalog.timestamptz,
+	 *     ruststream_row.tableoid, ruststream_row.ctid
 	 * FROM "schema"."table" AS ruststream_row
 	 * WHERE ruststream_row."group" OPERATOR(pg_catalog.=) :group
 	 *     AND ruststream_row."processed_at" IS NULL
