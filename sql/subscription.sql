@@ -143,7 +143,11 @@ SELECT refused(format('SELECT ruststream.subscribe(%s)', a)) FROM (VALUES
     ($$'a', 'leased', 'proc'$$),
     ($$'a', 'jobs', 'note', batch_size => 10$$),
     ($$'a', 'jobs', 'note', timeout => '1 min'$$),
-    ($$'a', 'jobs', 'note', deliveries_per_commit => 2$$)
+    ($$'a', 'jobs', 'note', deliveries_per_commit => 0$$),
+    ($$'a', 'jobs', 'note', max_commit_wait => '61 s'$$),
+    ($$'a', 'jobs', 'note', batch_size => 10, deliveries_per_commit => 2$$),
+    ($$'a', 'leased', 'note', deliveries_per_commit => 2$$),
+    ($$'a', 'keyed', 'note', deliveries_per_commit => 2$$)
 ) AS v (a);
 
 -- Once there is the index, the slow one is served.

@@ -27,6 +27,7 @@
  * - where something that the subscription was loaded from has changed, since the
  *	 next delivery must know it;
  * - where a constraint would have been deferred (see counts_on_deferral);
+ * - where a row comes back at once, for then it is the next in claim order;
  *
  * and so that nobody else waits for, or pays for, what is shared:
  *
@@ -240,11 +241,20 @@ deliver_next(RsWork *work, RsDelivery *delivery, bool is_first, RsSettled *settl
 
 /* ----------------------------------------------------------------- the commit */
 
+/* Does the row come back at once?  One that has failed is left alone by its worker. */
+static bool
+comes_back(const RsSettled *settled)
+{
+	return settled->settlement.outcome == RS_OUTCOME_RETRY && settled->error == NULL;
+}
+
 /* May the next row be delivered in the transaction of those before it? */
 static bool
-may_go_on(const RsEngine *engine, const RsDelivery *next, int most_subtransactions)
+may_go_on(const RsEngine *engine, const RsSettled *last, const RsDelivery *next,
+		  int most_subtransactions)
 {
-	return GetCurrentTimestamp() - next->claimed_at < engine->subscription->max_commit_wait &&
+	return !comes_back(last) &&
+		   GetCurrentTimestamp() - next->claimed_at < engine->subscription->max_commit_wait &&
 		   has_room(most_subtransactions) && !rs_slot_stop_requested() &&
 		   engine->session->clean_within() && !rs_engine_is_outdated(engine) && is_as_claimed(next);
 }
@@ -290,7 +300,7 @@ deliver_claimed(RsWork *work, RsDelivery *deliveries, int claimed)
 			break;
 		most = Max(most, MyProc->subxidStatus.count - before);
 		count++;
-	} while (count < claimed && may_go_on(engine, &deliveries[count], most));
+	} while (count < claimed && may_go_on(engine, &settled[count - 1], &deliveries[count], most));
 
 	work->inserted = false;
 	(void) rs_take_step(work, RS_STEP_COMMIT);
