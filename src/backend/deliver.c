@@ -45,8 +45,13 @@ handler_error_context(void *arg)
 {
 	const RsWork *work = arg;
 
-	errcontext("delivery of row %s (attempt " INT64_FORMAT ") by subscription \"%s\"",
-			   work->delivery.id_text, work->delivery.attempt, work->engine->subscription->name);
+	if (work->batch != NULL)
+		errcontext("delivery of %d rows, from row %s on, by subscription \"%s\"",
+				   work->delivery.rows, work->delivery.id_text, work->engine->subscription->name);
+	else
+		errcontext("delivery of row %s (attempt " INT64_FORMAT ") by subscription \"%s\"",
+				   work->delivery.id_text, work->delivery.attempt,
+				   work->engine->subscription->name);
 }
 
 /* Are the handler's writes kept, now that it has answered? */
@@ -85,9 +90,8 @@ call_handler(RsWork *work)
 	RS_FAILPOINT("after_handler");
 }
 
-/* The handler has failed: keep the error, for the settlement. */
-static void
-keep_error(RsWork *work)
+void
+rs_keep_error(RsWork *work)
 {
 	MemoryContextSwitchTo(work->engine->delivery_context);
 	work->error = CopyErrorData();
@@ -96,6 +100,20 @@ keep_error(RsWork *work)
 		work->error->hint == NULL)
 		work->error->hint = pstrdup("A handler works inside its delivery's transaction, which is "
 									"not its to end: return an outcome instead.");
+}
+
+void
+rs_keep_settlement_error(RsWork *work)
+{
+	ErrorData *error;
+
+	MemoryContextSwitchTo(work->engine->delivery_context);
+	error = CopyErrorData();
+	FlushErrorState();
+	/* Where a failure could not be settled, both are worth knowing. */
+	if (work->error != NULL && work->stage == RS_STAGE_SETTLE && error->detail == NULL)
+		error->detail = psprintf("The delivery had failed before: %s", work->error->message);
+	work->error = error;
 }
 
 /*
@@ -111,13 +129,8 @@ raise_what_is_no_failure(const RsWork *work)
 		ReThrowError(work->error);
 }
 
-/*
- * Below a savepoint, in the claim's transaction.  Ends with the savepoint
- * released where the handler's writes are kept, and open after any other
- * answer and after an error.
- */
-static void
-handle_below_savepoint(RsWork *work)
+void
+rs_handle_below_savepoint(RsWork *work)
 {
 	RsEngine *engine = work->engine;
 	ResourceOwner save_owner = CurrentResourceOwner;
@@ -133,7 +146,7 @@ handle_below_savepoint(RsWork *work)
 	}
 	PG_CATCH();
 	{
-		keep_error(work);
+		rs_keep_error(work);
 	}
 	PG_END_TRY();
 
@@ -143,6 +156,7 @@ handle_below_savepoint(RsWork *work)
 		CurrentResourceOwner = save_owner;
 	}
 	MemoryContextSwitchTo(engine->delivery_context);
+	raise_what_is_no_failure(work);
 }
 
 /*
@@ -181,7 +195,7 @@ handle_in_transaction(RsWork *work)
 	}
 	PG_CATCH();
 	{
-		keep_error(work);
+		rs_keep_error(work);
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(engine->delivery_context);
@@ -234,7 +248,7 @@ handle_apart(RsWork *work)
 	}
 	PG_CATCH();
 	{
-		keep_error(work);
+		rs_keep_error(work);
 		if (is_procedure)
 			session->rollback_procedure();
 		else
@@ -264,9 +278,8 @@ was_apart(const RsEngine *engine)
 		   !engine->subscription->policy.transactional;
 }
 
-/* One step of what remains after the handler; false: the row is lost. */
-static bool
-take_step(RsWork *work, rs_step step, const rs_settlement *settlement)
+bool
+rs_take_step(RsWork *work, rs_step step, const rs_settlement *settlement)
 {
 	RsEngine *engine = work->engine;
 
@@ -309,8 +322,8 @@ take_step(RsWork *work, rs_step step, const rs_settlement *settlement)
 	}
 }
 
-void
-rs_finish(RsWork *work)
+rs_settlement
+rs_decide(RsWork *work)
 {
 	RsEngine *engine = work->engine;
 	const RsSubscription *subscription = engine->subscription;
@@ -322,32 +335,47 @@ rs_finish(RsWork *work)
 				  work->answer.has_delay, work->delivery.attempt);
 
 	work->stage = RS_STAGE_SETTLE;
+	work->did_not_decode = cause == RS_CAUSE_DECODE_ERROR;
 	work->inserted = was_apart(engine);
 	if (settlement.lacks_dead_letter)
 		work->error = rs_lacking_dead_letter(engine, work->answer.reason);
+	return settlement;
+}
 
-	for (const rs_step *step = settlement.steps; *step != RS_STEP_END; step++)
-	{
-		if (take_step(work, *step, &settlement))
-			continue;
-		rs_engine_rollback(engine);
-		rs_lose(work);
-		return;
-	}
+void
+rs_conclude(RsWork *work, const rs_settlement *settlement)
+{
+	RsEngine *engine = work->engine;
 
-	if (settlement.operation == RS_OP_ACK && subscription->queue.wake && !work->inserted &&
+	if (settlement->operation == RS_OP_ACK && engine->subscription->queue.wake && !work->inserted &&
 		!work->delivery.was_delayed)
 		rs_claim_mark(engine, &work->delivery);
 	rs_forget_transient_failures(engine);
-	rs_warn_of_lacks(engine, &settlement, &work->delivery);
+	rs_warn_of_lacks(engine, settlement, &work->delivery);
 	if (work->error != NULL)
 	{
 		rs_report_failure(work);
-		rs_hold_if_hot(engine, &work->delivery, &settlement);
+		rs_hold_if_hot(engine, &work->delivery, settlement);
 	}
-	if (cause == RS_CAUSE_DECODE_ERROR)
+	if (work->did_not_decode)
 		rs_stats_count(RS_COUNT_DECODE_FAILED);
-	rs_count_settlement(settlement.outcome, work->error != NULL);
+	rs_count_settlement(settlement->outcome, work->error != NULL);
+}
+
+void
+rs_finish(RsWork *work)
+{
+	rs_settlement settlement = rs_decide(work);
+
+	for (const rs_step *step = settlement.steps; *step != RS_STEP_END; step++)
+	{
+		if (rs_take_step(work, *step, &settlement))
+			continue;
+		rs_engine_rollback(work->engine);
+		rs_lose(work);
+		return;
+	}
+	rs_conclude(work, &settlement);
 }
 
 /* --------------------------------------------------------------- the lanes */
@@ -387,8 +415,7 @@ deliver_row_lock(RsWork *work)
 	}
 
 	rs_begin_work(work);
-	handle_below_savepoint(work);
-	raise_what_is_no_failure(work);
+	rs_handle_below_savepoint(work);
 	rs_finish(work);
 	return RS_PROGRESS_DELIVERED;
 }
@@ -398,6 +425,8 @@ static RsProgress
 deliver_one(RsWork *work)
 {
 	MemoryContextSwitchTo(work->engine->delivery_context);
+	if (work->engine->subscription->batch_size > 0)
+		return rs_deliver_batch(work);
 	switch (rs_table_form(&work->engine->subscription->queue.table))
 	{
 		case RS_FORM_LEASE:
@@ -415,8 +444,11 @@ rs_deliver(RsEngine *engine)
 	RsWork work = {.engine = engine};
 	volatile RsProgress progress = RS_PROGRESS_QUIET;
 	volatile bool lost = false;
-	ErrorData *error;
 
+	engine->rows = 1;
+	if (engine->rest_until != 0 && engine->rest_until > GetCurrentTimestamp())
+		return RS_PROGRESS_HELD;
+	engine->rest_until = 0;
 	MemoryContextReset(engine->delivery_context);
 	rs_stats_state(RS_WORKER_CLAIMING);
 
@@ -427,20 +459,14 @@ rs_deliver(RsEngine *engine)
 	}
 	PG_CATCH();
 	{
-		MemoryContextSwitchTo(engine->delivery_context);
-		error = CopyErrorData();
-		FlushErrorState();
-		/* Where a failure could not be settled, both are worth knowing. */
-		if (work.error != NULL && work.stage == RS_STAGE_SETTLE && error->detail == NULL)
-			error->detail = psprintf("The delivery had failed before: %s", work.error->message);
-		work.error = error;
+		rs_keep_settlement_error(&work);
 		rs_engine_rollback(engine);
 		lost = true;
 	}
 	PG_END_TRY();
 
 	if (lost)
-		progress = rs_recover(&work);
+		progress = work.batch != NULL ? rs_recover_batch(&work) : rs_recover(&work);
 	rs_stats_delivery_end();
 	/* Still in the delivery's memory, which the next delivery gives back. */
 	if (progress == RS_PROGRESS_DELIVERED || progress == RS_PROGRESS_TRANSIENT)

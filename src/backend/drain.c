@@ -460,14 +460,21 @@ prune_after_error(RsEngine *engine)
 static void
 deliver_all(RsEngine *engine, int64 limit)
 {
+	int64 unpruned = 0;
+
 	for (int64 delivered = 0; limit < 0 || delivered < limit;)
 	{
 		CHECK_FOR_INTERRUPTS();
+		engine->max_rows = limit < 0 ? 0 : limit - delivered;
 		switch (rs_deliver(engine))
 		{
 			case RS_PROGRESS_DELIVERED:
-				if (++delivered % PRUNE_DELIVERIES == 0)
-					prune_failures(engine);
+				delivered += engine->rows;
+				unpruned += engine->rows;
+				if (unpruned < PRUNE_DELIVERIES)
+					break;
+				prune_failures(engine);
+				unpruned = 0;
 				break;
 			case RS_PROGRESS_TRANSIENT:
 				break;
