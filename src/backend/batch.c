@@ -131,11 +131,6 @@ hand_out_answers(RsWork *work)
 	RsBatch *batch = work->batch;
 	int number = 0;
 
-	if (work->error != NULL)
-	{
-		work->stage = RS_STAGE_HANDLER;
-		rs_report_failure(work);
-	}
 	for (int i = 0; i < batch->count; i++)
 	{
 		RsWork *row = &batch->works[i];
@@ -232,6 +227,8 @@ conclude_together(RsWork *work)
 	RsBatch *batch = work->batch;
 	bool all_ended = true;
 
+	if (work->error != NULL)
+		rs_report_failure(work);
 	for (int i = 0; i < batch->count; i++)
 	{
 		batch->works[i].inserted = work->inserted;
@@ -384,6 +381,8 @@ handle_apart(RsWork *work)
 		rs_handle_claimed(work);
 		hand_out_answers(work);
 		finish_rows(work, false);
+		if (work->error != NULL)
+			rs_report_failure(work);
 	}
 	return RS_PROGRESS_DELIVERED;
 }
