@@ -182,8 +182,9 @@ settle_rows(RsWork *work, bool handled)
 static void
 finish_together(RsWork *work)
 {
+	static const rs_step none[] = {RS_STEP_END};
 	RsBatch *batch = work->batch;
-	const rs_step *step = NULL;
+	const rs_step *step = none;
 
 	for (int i = 0; i < batch->count; i++)
 	{
@@ -198,7 +199,7 @@ finish_together(RsWork *work)
 		if (*step == RS_STEP_SETTLE)
 			settle_rows(work, true);
 		else
-			(void) rs_take_step(work, *step, NULL);
+			(void) rs_take_step(work, *step, batch->settlements);
 	}
 }
 
@@ -302,7 +303,7 @@ deliver_row_lock(RsWork *work)
 		finish_together(work);
 	}
 	else
-		(void) rs_take_step(work, RS_STEP_COMMIT, NULL);
+		(void) rs_take_step(work, RS_STEP_COMMIT, work->batch->settlements);
 	conclude_together(work);
 	return RS_PROGRESS_DELIVERED;
 }

@@ -103,7 +103,7 @@ WITH attempt AS (
 	SELECT id, attempt FROM locked_effect
 	UNION ALL SELECT id::bigint, attempt FROM ruststream.failure WHERE subscription = 'locked')
 SELECT count(*) FROM (SELECT id, array_agg(attempt ORDER BY attempt) AS attempts FROM attempt GROUP BY id) AS a
-WHERE attempts <> ARRAY(SELECT generate_series(1, cardinality(attempts)))
+WHERE attempts <> ARRAY(SELECT generate_series(1, cardinality(attempts))::bigint)
 	OR cardinality(attempts) > CASE WHEN id % 3 = 1 THEN 2 ELSE 1 END
 		+ (SELECT count(*) FROM ruststream.failure WHERE subscription = 'locked' AND id = a.id::text)
 SQL
