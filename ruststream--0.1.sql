@@ -380,9 +380,10 @@ COMMENT ON FUNCTION ruststream.wake() IS 'trigger function: wakes the queue''s i
  *					which may COMMIT, where nothing is transactional about it
  *	group_name		the group it reads; NULL: the subscription's name
  *	transactional	the handler's writes and the row's end are one commit; false: its
- *					writes stay, whatever it answers
+ *					writes stay, whatever it answers; NULL: true, but false for batches
  *	workers			processes of its own; 0: delivered by CALL ruststream.drain only
- *	batch_size		how many rows a batch handler takes
+ *	batch_size		how many rows a handler takes at once, as an array; NULL: one row,
+ *					not in an array.  Never transactional
  *	max_attempts	after so many failed attempts a row becomes a dead letter;
  *					needs dead_letter and the role attempt
  *	dead_letter		a group, or a table where the queue has no groups

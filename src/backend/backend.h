@@ -68,6 +68,7 @@ typedef struct RsQueue
 typedef enum RsHandlerInput
 {
 	RS_INPUT_ROW,    /* the row, as the table's composite type */
+	RS_INPUT_ROWS,   /* the rows of a batch, as an array of that type */
 	RS_INPUT_PAYLOAD /* the payload, decoded */
 } RsHandlerInput;
 
@@ -77,9 +78,11 @@ typedef struct RsHandler
 	Oid function;
 	RsHandlerInput input;
 	Oid input_type;
-	bool takes_delivery; /* ruststream.delivery as second argument */
-	bool is_procedure;   /* called so that it may COMMIT; not transactional */
-	bool returns_void;   /* else ruststream.outcome, of a procedure in its last argument */
+	bool takes_delivery;   /* ruststream.delivery as second argument */
+	bool takes_deliveries; /* .. or an array of it: one for each row of a batch */
+	bool is_procedure;     /* called so that it may COMMIT; not transactional */
+	bool returns_void;     /* else ruststream.outcome, of a procedure in its last argument */
+	bool answers_each;     /* .. or an array of it: one for each row of a batch */
 	bool strict;
 } RsHandler;
 
@@ -105,6 +108,7 @@ typedef struct RsSubscription
 	bool paused;
 	bool copied; /* made in another database: quiet until resumed */
 	int workers;
+	int batch_size;            /* how many rows a claim takes at most; 0: one, and no batch */
 	int64 poll_interval;       /* microseconds */
 	int deliveries_per_commit; /* row lock form: so many may share a commit */
 	int64 max_commit_wait;     /* microseconds of work, then it commits */
@@ -202,7 +206,7 @@ extern void rs_execute_init(void);
 
 /* ----------------------------------------------------- deliver.c, handler.c */
 
-/* One row in work. */
+/* One row in work, or a batch of them. */
 typedef struct RsDelivery
 {
 	Datum id; /* in its column's type, in the delivery's context */
@@ -215,9 +219,17 @@ typedef struct RsDelivery
 	int64 priority;
 	bool priority_isnull;
 	bool was_delayed; /* had a retry_after */
+	TimestampTz due;  /* .. this one */
 	TimestampTz claimed_at;
 	Oid place_table; /* row lock form: where the row is, as it was claimed */
 	ItemPointerData place;
+
+	/*
+	 * A delivery that stands for a batch, being like its first row: the rows
+	 * that the handler takes.  rows is 0 for a delivery of one row.
+	 */
+	int rows;
+	struct RsDelivery **row;
 
 	/*
 	 * Lease form: the token that the claim wrote, and the one that an extension
@@ -225,6 +237,7 @@ typedef struct RsDelivery
 	 * been stopped (holds_lease is false again).
 	 */
 	bool holds_lease;
+	int lease_number; /* in shared memory, from 1; 0: nothing extends it */
 	TimestampTz token;
 	TimestampTz announced;
 
@@ -262,7 +275,7 @@ typedef struct RsSession
 } RsSession;
 
 /* A row that is left alone for a while.  Beyond so many the worker itself waits. */
-#define RS_MAX_HELD 32
+#define RS_MAX_HELD 1000
 
 typedef struct RsHeld
 {
@@ -288,7 +301,7 @@ typedef struct RsEngine
 	int held_count;
 	RsHeld held[RS_MAX_HELD];
 	Oid held_type;          /* of their ids */
-	TimestampTz rest_until; /* claims themselves fail: no claim before */
+	TimestampTz rest_until; /* claims themselves fail, or too many rows: no claim before */
 
 	/* Transient failures in a row, of this row (NULL: of the claim itself). */
 	char *transient_id;
@@ -307,6 +320,9 @@ typedef struct RsEngine
 	int64 mark_priority;
 	bool mark_priority_isnull;
 	TimestampTz mark_until;
+
+	/* Of batches: no more rows than this, since one could not be settled; 0: no such limit. */
+	int batch_limit;
 
 	bool has_recorded_failures; /* the history may want pruning */
 
@@ -354,30 +370,58 @@ typedef struct RsAnswer
 {
 	rs_outcome outcome;
 	bool has_delay;
-	int64 delay;  /* microseconds */
-	char *reason; /* or NULL */
+	int64 delay;           /* microseconds */
+	char *reason;          /* or NULL */
+	struct RsAnswer *each; /* of a batch, one for each row; NULL: this one is for all */
 } RsAnswer;
+
+/* What a handler is wanted for. */
+typedef struct RsHandlerUse
+{
+	const RsQueue *queue;
+	bool transactional;
+	bool batch; /* never transactional */
+} RsHandlerUse;
 
 /*
  * Bind and check the handler of a subscription (registration, and each load).
  * function is the one that was bound before, by whatever name it goes now, or
  * InvalidOid; where it is gone, the one of its name that fits is taken in its
  * place.  Else text, "schema.fn" or "fn(argtype, ..)", says which.  Checks that
- * it fits the queue, and that owner may execute it.
+ * it fits its use, and that owner may execute it.
  */
-extern void rs_handler_resolve(const char *text, Oid function, const RsQueue *queue,
-							   bool transactional, Oid owner, RsHandler *handler);
+extern void rs_handler_resolve(const char *text, Oid function, const RsHandlerUse *use, Oid owner,
+							   RsHandler *handler);
 
 /*
  * Decode the row for the handler, and call it, in the current transaction.
- * Errors of the first are decode errors; of the second the handler's.
+ * Errors of the first are decode errors; of the second the handler's.  A row
+ * of a batch is decoded by itself first, and then the batch put together.
  */
 extern void rs_handler_decode(const RsSubscription *subscription, RsDelivery *delivery);
 extern RsAnswer rs_handler_call(const RsSubscription *subscription, const RsDelivery *delivery);
 
 /* What the handlers' callers share: its second argument, and what it has answered. */
 extern Datum rs_handler_delivery(const RsSubscription *subscription, const RsDelivery *delivery);
-extern RsAnswer rs_handler_answer(const RsHandler *handler, Datum datum, bool isnull);
+extern RsAnswer rs_handler_answer(const RsHandler *handler, const RsDelivery *delivery, Datum datum,
+								  bool isnull);
+
+/* One outcome as a value; never NULL. */
+extern RsAnswer rs_handler_outcome(const RsHandler *handler, Datum outcome);
+
+/* ------------------------------------------------------- handler_batch.c */
+
+/* The rows of a batch as one array, in claim order. */
+extern Datum rs_batch_input(const RsSubscription *subscription, const RsDelivery *batch);
+
+/* A handler's second argument that tells of each row: an array of ruststream.delivery. */
+extern Datum rs_batch_deliveries(const RsSubscription *subscription, const RsDelivery *batch);
+
+/*
+ * One outcome for each row, from an array that is not NULL.  Errors: 2202E not
+ * as many as there are rows, 22004 a NULL among them.
+ */
+extern RsAnswer rs_batch_answer(const RsHandler *handler, const RsDelivery *batch, Datum array);
 
 /* ------------------------------------------------------------- procedure.c */
 

@@ -17,6 +17,7 @@
 #include "utils/datum.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/typcache.h"
 
 static void
 set_common_values(const RsSubscription *subscription, RsValues *values)
@@ -112,7 +113,7 @@ rs_claim_mark(RsEngine *engine, const RsDelivery *delivery)
 static rs_operation
 claim_operation(const RsEngine *engine, bool behind_mark)
 {
-	bool row = engine->subscription->handler.input == RS_INPUT_ROW;
+	bool row = engine->subscription->handler.input != RS_INPUT_PAYLOAD;
 
 	if (rs_table_form(&engine->subscription->queue.table) == RS_FORM_ADVISORY_LOCK)
 		return !behind_mark                   ? RS_OP_CANDIDATES
@@ -143,7 +144,10 @@ rs_claim_hold(RsEngine *engine, const RsDelivery *delivery)
 	RsHeld *held;
 
 	if (engine->held_count == RS_MAX_HELD)
-		drop_held(engine, 0);
+	{
+		engine->rest_until = GetCurrentTimestamp() + engine->subscription->policy.retry_delay;
+		return;
+	}
 	held = &engine->held[engine->held_count++];
 	save = MemoryContextSwitchTo(engine->context);
 	held->id = datumCopy(delivery->id, engine->id_byval, engine->id_length);
@@ -257,18 +261,60 @@ read_delivery(const RsSubscription *subscription, int row, RsDelivery *delivery)
 		subscription, row, 3,
 		OidIsValid(queue->type[RS_ROLE_HEADERS]) ? queue->type[RS_ROLE_HEADERS] : JSONBOID,
 		&delivery->headers_isnull);
-	delivery->input =
-		fetch_for_later(subscription, row, 4,
-						subscription->handler.input == RS_INPUT_ROW ? queue->row_type
-																	: queue->type[RS_ROLE_PAYLOAD],
-						&delivery->input_isnull);
+	delivery->input = fetch_for_later(subscription, row, 4,
+									  subscription->handler.input != RS_INPUT_PAYLOAD
+										  ? queue->row_type
+										  : queue->type[RS_ROLE_PAYLOAD],
+									  &delivery->input_isnull);
 	delivery->priority = DatumGetInt64(fetch(row, 5, INT8OID, &delivery->priority_isnull));
-	(void) fetch(row, 6, TIMESTAMPTZOID, &isnull);
+	delivery->due = DatumGetTimestampTz(fetch(row, 6, TIMESTAMPTZOID, &isnull));
 	delivery->was_delayed = !isnull;
 	if (rs_table_form(&queue->table) != RS_FORM_ROW_LOCK)
 		return;
 	delivery->place_table = DatumGetObjectId(fetch(row, 7, OIDOID, &isnull));
 	delivery->place = *(ItemPointer) DatumGetPointer(fetch(row, 8, TIDOID, &isnull));
+}
+
+/* How the ids of a queue compare. */
+typedef struct IdOrder
+{
+	FmgrInfo *compare;
+	Oid collation;
+} IdOrder;
+
+static int
+compare_deliveries(const void *a, const void *b, void *arg)
+{
+	const RsDelivery *left = a;
+	const RsDelivery *right = b;
+	const IdOrder *order = arg;
+
+	if (left->priority_isnull != right->priority_isnull)
+		return left->priority_isnull ? -1 : 1;
+	if (left->priority != right->priority)
+		return left->priority < right->priority ? -1 : 1;
+	if (left->was_delayed != right->was_delayed)
+		return right->was_delayed ? -1 : 1;
+	if (left->due != right->due)
+		return left->due < right->due ? -1 : 1;
+	return DatumGetInt32(FunctionCall2Coll(order->compare, order->collation, left->id, right->id));
+}
+
+/*
+ * The rows of one claim come in claim order, but for a row that was changed
+ * between the claim's snapshot and its lock, and where what stamps leases has
+ * met them in another order: no statement promises the order of RETURNING.
+ */
+static void
+sort_in_claim_order(const RsQueue *queue, RsDelivery *deliveries, int count)
+{
+	IdOrder order = {
+		.compare =
+			&lookup_type_cache(queue->type[RS_ROLE_ID], TYPECACHE_CMP_PROC_FINFO)->cmp_proc_finfo,
+		.collation = TupleDescAttr(queue->shape, queue->attnum[RS_ROLE_ID] - 1)->attcollation,
+	};
+
+	qsort_arg(deliveries, count, sizeof(RsDelivery), compare_deliveries, &order);
 }
 
 int
@@ -301,17 +347,19 @@ rs_claim(RsEngine *engine, RsDelivery *deliveries, int limit)
 		read_delivery(subscription, i, &deliveries[i]);
 	}
 	SPI_freetuptable(SPI_tuptable);
+	if (found > 1)
+		sort_in_claim_order(&subscription->queue, deliveries, found);
 	return found;
 }
 
 int
-rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates)
+rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates, int limit)
 {
 	RsValues values;
 	int found;
 
 	set_common_values(engine->subscription, &values);
-	rs_value_set(&values, RS_PARAM_LIMIT, Int64GetDatum(RS_MAX_CANDIDATES), 0);
+	rs_value_set(&values, RS_PARAM_LIMIT, Int64GetDatum(limit), 0);
 	rs_value_set(&values, RS_PARAM_HELD, held_array(engine), 0);
 	rs_value_set(&values, RS_PARAM_HELD_TOO, BoolGetDatum(held_too), 0);
 	found = find_rows(engine, &values);
@@ -321,7 +369,7 @@ rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates)
 		return 0;
 	}
 
-	found = Min(found, RS_MAX_CANDIDATES);
+	found = Min(found, limit);
 	for (int i = 0; i < found; i++)
 	{
 		bool isnull;
@@ -338,7 +386,7 @@ rs_claim_take(RsEngine *engine, RsDelivery *delivery)
 {
 	const RsSubscription *subscription = engine->subscription;
 	rs_operation operation =
-		subscription->handler.input == RS_INPUT_ROW ? RS_OP_TAKE_ROW : RS_OP_TAKE_PAYLOAD;
+		subscription->handler.input != RS_INPUT_PAYLOAD ? RS_OP_TAKE_ROW : RS_OP_TAKE_PAYLOAD;
 	RsValues values;
 
 	rs_delivery_values(subscription, delivery, &values);

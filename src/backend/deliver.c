@@ -45,8 +45,13 @@ handler_error_context(void *arg)
 {
 	const RsWork *work = arg;
 
-	errcontext("delivery of row %s (attempt " INT64_FORMAT ") by subscription \"%s\"",
-			   work->delivery.id_text, work->delivery.attempt, work->engine->subscription->name);
+	if (work->batch != NULL)
+		errcontext("delivery of %d rows, from row %s on, by subscription \"%s\"",
+				   work->delivery.rows, work->delivery.id_text, work->engine->subscription->name);
+	else
+		errcontext("delivery of row %s (attempt " INT64_FORMAT ") by subscription \"%s\"",
+				   work->delivery.id_text, work->delivery.attempt,
+				   work->engine->subscription->name);
 }
 
 /* Are the handler's writes kept, now that it has answered? */
@@ -85,9 +90,8 @@ call_handler(RsWork *work)
 	RS_FAILPOINT("after_handler");
 }
 
-/* The handler has failed: keep the error, for the settlement. */
-static void
-keep_error(RsWork *work)
+void
+rs_keep_error(RsWork *work)
 {
 	MemoryContextSwitchTo(work->engine->delivery_context);
 	work->error = CopyErrorData();
@@ -96,6 +100,20 @@ keep_error(RsWork *work)
 		work->error->hint == NULL)
 		work->error->hint = pstrdup("A handler works inside its delivery's transaction, which is "
 									"not its to end: return an outcome instead.");
+}
+
+void
+rs_keep_settlement_error(RsWork *work)
+{
+	ErrorData *error;
+
+	MemoryContextSwitchTo(work->engine->delivery_context);
+	error = CopyErrorData();
+	FlushErrorState();
+	/* Where a failure could not be settled, both are worth knowing. */
+	if (work->error != NULL && work->stage == RS_STAGE_SETTLE && error->detail == NULL)
+		error->detail = psprintf("The delivery had failed before: %s", work->error->message);
+	work->error = error;
 }
 
 /*
@@ -129,7 +147,7 @@ rs_handle_below_savepoint(RsWork *work)
 	}
 	PG_CATCH();
 	{
-		keep_error(work);
+		rs_keep_error(work);
 	}
 	PG_END_TRY();
 
@@ -179,7 +197,7 @@ handle_in_transaction(RsWork *work)
 	}
 	PG_CATCH();
 	{
-		keep_error(work);
+		rs_keep_error(work);
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(engine->delivery_context);
@@ -232,7 +250,7 @@ handle_apart(RsWork *work)
 	}
 	PG_CATCH();
 	{
-		keep_error(work);
+		rs_keep_error(work);
 		if (is_procedure)
 			session->rollback_procedure();
 		else
@@ -318,6 +336,7 @@ rs_decide(RsWork *work)
 		rs_settle(&subscription->queue.table, &subscription->policy, work->cause,
 				  work->answer.outcome, work->answer.has_delay, work->delivery.attempt);
 	work->stage = RS_STAGE_SETTLE;
+	work->inserted = was_apart(work->engine);
 	if (work->settlement.lacks_dead_letter)
 		work->error = rs_lacking_dead_letter(work->engine, work->answer.reason);
 }
@@ -344,7 +363,6 @@ rs_finish(RsWork *work)
 	RsEngine *engine = work->engine;
 
 	rs_decide(work);
-	work->inserted = was_apart(engine);
 	for (const rs_step *step = work->settlement.steps; *step != RS_STEP_END; step++)
 	{
 		if (rs_take_step(work, *step))
@@ -408,6 +426,8 @@ static RsProgress
 deliver_one(RsWork *work)
 {
 	MemoryContextSwitchTo(work->engine->delivery_context);
+	if (work->engine->subscription->batch_size > 0)
+		return rs_deliver_batch(work);
 	switch (rs_table_form(&work->engine->subscription->queue.table))
 	{
 		case RS_FORM_LEASE:
@@ -425,8 +445,10 @@ rs_deliver(RsEngine *engine)
 	RsWork work = {.engine = engine};
 	volatile RsProgress progress = RS_PROGRESS_QUIET;
 	volatile bool lost = false;
-	ErrorData *error;
 
+	if (engine->rest_until != 0 && engine->rest_until > GetCurrentTimestamp())
+		return RS_PROGRESS_HELD;
+	engine->rest_until = 0;
 	MemoryContextReset(engine->delivery_context);
 	engine->delivered = 1;
 	rs_stats_state(RS_WORKER_CLAIMING);
@@ -438,20 +460,14 @@ rs_deliver(RsEngine *engine)
 	}
 	PG_CATCH();
 	{
-		MemoryContextSwitchTo(engine->delivery_context);
-		error = CopyErrorData();
-		FlushErrorState();
-		/* Where a failure could not be settled, both are worth knowing. */
-		if (work.error != NULL && work.stage == RS_STAGE_SETTLE && error->detail == NULL)
-			error->detail = psprintf("The delivery had failed before: %s", work.error->message);
-		work.error = error;
+		rs_keep_settlement_error(&work);
 		rs_engine_rollback(engine);
 		lost = true;
 	}
 	PG_END_TRY();
 
 	if (lost)
-		progress = rs_recover(&work);
+		progress = work.batch != NULL ? rs_recover_batch(&work) : rs_recover(&work);
 	if (progress == RS_PROGRESS_DELIVERED && work.sharing == 0 && engine->alone > 0)
 		engine->alone--;
 	rs_stats_delivery_end();

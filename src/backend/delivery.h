@@ -3,7 +3,7 @@
  * delivery.h
  *	  What the files of the delivery engine share: engine.c (the subscription
  *	  and the transactions), claim.c, deliver.c (the row lock lane, and what all
- *	  lanes have in common), shared_commit.c, lane_lease.c, lane_advisory.c,
+ *	  lanes have in common), shared_commit.c, batch.c, lane_lease.c, lane_advisory.c,
  *	  settlement.c and recover.c.  The rest of the backend sees rs_deliver alone.
  *
  *-------------------------------------------------------------------------
@@ -22,7 +22,11 @@ typedef enum RsStage
 	RS_STAGE_SETTLE
 } RsStage;
 
-/* One delivery on its way.  Lives in the frame of rs_deliver, across its PG_TRY. */
+/*
+ * One delivery on its way.  Lives in the frame of rs_deliver, across its PG_TRY.
+ * Where that one is a batch it goes through its lane as one delivery of several
+ * rows, and each row has a work of its own, to be settled by.
+ */
 typedef struct RsWork
 {
 	RsEngine *engine;
@@ -34,8 +38,19 @@ typedef struct RsWork
 	rs_settlement settlement;
 	ResourceOwner outer_owner; /* of the transaction around the savepoint */
 	bool inserted;             /* perhaps into its own queue, in what is committed */
-	int sharing; /* so many rows were claimed for one commit; 0: it is the row's own */
+	int sharing;           /* so many rows were claimed for one commit; 0: it is the row's own */
+	bool is_over;          /* of a batch: settled, or recovered from */
+	bool is_told;          /* the error is the whole batch's, which has been reported */
+	struct RsBatch *batch; /* NULL: this is one row */
 } RsWork;
+
+/* The rows of a batch, in claim order; in the delivery's memory. */
+typedef struct RsBatch
+{
+	int count;
+	RsWork *works;
+	int settling; /* row lock form: the row whose settlement is under way, -1: none */
+} RsBatch;
 
 /* ---------------------------------------------------------------- engine.c */
 
@@ -84,12 +99,12 @@ typedef struct RsCandidate
 #define RS_MAX_CANDIDATES 10
 
 /*
- * Advisory lock form.  The first rows that are due and their keys; held_too:
+ * Advisory lock form.  The first rows that are due, at most limit, and their keys; held_too:
  * also those whose key another session holds.  Returns how many, 0 as above.
  * Then, with the key of one locked and in delivery->key, take it: false where it
  * is not to be claimed any more.
  */
-extern int rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates);
+extern int rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates, int limit);
 extern bool rs_claim_take(RsEngine *engine, RsDelivery *delivery);
 
 /* The row has been ended: the next claim may go on behind it. */
@@ -106,6 +121,18 @@ extern TimestampTz rs_claim_held_until(RsEngine *engine);
 
 /* A row is in work: say so, and have a neighbour look for the next one. */
 extern void rs_begin_work(RsWork *work);
+
+/* Keep the error of the handler that has just been caught, or of what comes after it. */
+extern void rs_keep_error(RsWork *work);
+extern void rs_keep_settlement_error(RsWork *work);
+
+/*
+ * Decode the row and call the handler below a savepoint, in the claim's
+ * transaction.  Ends with the savepoint released where the handler's writes are kept, and
+ * open after any other answer and after an error, which is left in work->error or
+ * raised again, as by the next.
+ */
+extern void rs_handle_below_savepoint(RsWork *work);
 
 /*
  * Decode the row and call the handler where the claim's transaction is over: in
@@ -153,9 +180,17 @@ extern void rs_note_handling_time(RsEngine *engine, int64 microseconds);
  */
 extern RsProgress rs_deliver_apart(RsWork *work);
 
+/* ----------------------------------------------------------------- batch.c */
+
+/* Deliver a batch in the form that the queue has; a transaction has begun. */
+extern RsProgress rs_deliver_batch(RsWork *work);
+
 /* ------------------------------------------------------------ lane_lease.c */
 
 extern RsProgress rs_deliver_lease(RsWork *work);
+
+/* The claim has committed: have the leases of these rows extended, as rs_lease_reserve allows. */
+extern void rs_hold_leases(RsWork *works, int count);
 
 /* Extend the lease no further, and learn which tokens the row may hold. */
 extern void rs_stop_lease(RsDelivery *delivery);
@@ -163,6 +198,9 @@ extern void rs_stop_lease(RsDelivery *delivery);
 /* --------------------------------------------------------- lane_advisory.c */
 
 extern RsProgress rs_deliver_advisory(RsWork *work);
+
+/* Lock a key for this session, without waiting; false: it is somebody else's. */
+extern bool rs_lock_key(const RsEngine *engine, RsDelivery *delivery, char *key);
 
 /* Does this session still hold the delivery's key?  True where it has none. */
 extern bool rs_key_is_held(const RsDelivery *delivery);
@@ -217,5 +255,15 @@ extern void rs_lose(RsWork *work);
  * work->error says why.  Rethrows what is not a delivery's failure.
  */
 extern RsProgress rs_recover(RsWork *work);
+
+/*
+ * A row of a batch whose settlement in a transaction of its own has failed, be it as often
+ * as a transient failure may be had.
+ */
+#define RS_TRANSIENT_LIMIT 10 /* so many in a row make an ordinary failure */
+extern void rs_recover_row(RsWork *row);
+
+/* The same for a batch whose rows have not been settled, or have been in part. */
+extern RsProgress rs_recover_batch(RsWork *work);
 
 #endif /* RUSTSTREAM_DELIVERY_H */

@@ -95,7 +95,7 @@ rs_extend_begin(void)
 static bool
 announce(const RsSeenLease *chosen, Extension *extension)
 {
-	RsLease *lease = &rs_shared->lease[chosen->slot];
+	RsLease *lease = &rs_shared->lease[chosen->number];
 	TimestampTz now = GetCurrentTimestamp();
 	bool held;
 

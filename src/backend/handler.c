@@ -64,6 +64,55 @@ payload_fits(Oid column_type, Oid input_type)
 	return is_document_type(base) && is_document_type(input_type);
 }
 
+/* An outcome; of a batch also one for each row. */
+static bool
+is_outcome_type(Oid type, bool batch)
+{
+	Oid outcome_type = rs_objects(false)->outcome_type;
+
+	return type == outcome_type || (batch && type == get_array_type(outcome_type));
+}
+
+/* What an argument is told of: a delivery; of a batch also of each row's. */
+static bool
+is_delivery_type(Oid type, bool batch)
+{
+	Oid delivery_type = rs_objects(false)->delivery_type;
+
+	return type == delivery_type || (batch && type == get_array_type(delivery_type));
+}
+
+/* What is wrong with the first argument of a batch handler; NULL: it fits. */
+static char *
+examine_batch_input(Oid type, const RsQueue *queue, RsHandler *handler)
+{
+	handler->input = RS_INPUT_ROWS;
+	if (type == get_array_type(queue->row_type))
+		return NULL;
+	if (type == queue->row_type || payload_fits(queue->type[RS_ROLE_PAYLOAD], type))
+		return psprintf("It takes one row at a time, and batch_size asks for batches: let it take "
+						"%s[], or subscribe without batch_size.",
+						format_type_be(queue->row_type));
+	return psprintf("Its first argument is of type %s.", format_type_be(type));
+}
+
+/* The same for a handler of single rows. */
+static char *
+examine_input(Oid type, const RsQueue *queue, RsHandler *handler)
+{
+	if (type == queue->row_type)
+		handler->input = RS_INPUT_ROW;
+	else if (payload_fits(queue->type[RS_ROLE_PAYLOAD], type))
+		handler->input = RS_INPUT_PAYLOAD;
+	else if (type == get_array_type(queue->row_type))
+		return pstrdup("It takes a batch of rows: say in batch_size how many at most.");
+	else if (is_document_type(type) && queue->attnum[RS_ROLE_PAYLOAD] == InvalidAttrNumber)
+		return pstrdup("It takes a payload, but the queue has no payload column.");
+	else
+		return psprintf("Its first argument is of type %s.", format_type_be(type));
+	return NULL;
+}
+
 /*
  * What a procedure gives back: the type of its last argument, where that is its
  * only output; void where it has none.
@@ -93,18 +142,20 @@ procedure_result(HeapTuple tuple)
  * what is wrong with it, as a sentence for errdetail.
  */
 static char *
-examine(HeapTuple tuple, const RsQueue *queue, bool transactional, RsHandler *handler)
+examine(HeapTuple tuple, const RsHandlerUse *use, RsHandler *handler)
 {
 	Form_pg_proc proc = (Form_pg_proc) GETSTRUCT(tuple);
+	const RsQueue *queue = use->queue;
 	const RsObjects *objects = rs_objects(false);
 	bool is_procedure = proc->prokind == PROKIND_PROCEDURE;
 	Oid returned = is_procedure ? procedure_result(tuple) : proc->prorettype;
 	int inputs = proc->pronargs;
-	Oid first;
+	Oid *arguments = proc->proargtypes.values;
+	char *problem;
 
 	if (is_procedure && rs_table_form(&queue->table) == RS_FORM_ROW_LOCK)
 		return pstrdup("It is a procedure: a COMMIT inside it would drop the lock on the row.");
-	if (is_procedure && transactional)
+	if (is_procedure && use->transactional)
 		return pstrdup("It is a procedure, and the subscription is transactional: a COMMIT inside "
 					   "it would end the delivery's transaction. Subscribe with "
 					   "transactional => false.");
@@ -114,61 +165,62 @@ examine(HeapTuple tuple, const RsQueue *queue, bool transactional, RsHandler *ha
 		return pstrdup("It returns a set.");
 	if (OidIsValid(proc->provariadic))
 		return pstrdup("It is variadic.");
-	if (returned != objects->outcome_type && returned != VOIDOID)
+	if (!is_outcome_type(returned, use->batch) && returned != VOIDOID)
 		return psprintf("It returns %s.", format_type_be(returned));
 	/* An INOUT argument for the outcome takes nothing from us. */
-	if (is_procedure && inputs > 1 && proc->proargtypes.values[inputs - 1] == objects->outcome_type)
+	if (is_procedure && inputs > 1 && is_outcome_type(arguments[inputs - 1], use->batch))
 		inputs--;
 	if (inputs < 1 || inputs > 2)
 		return psprintf("It takes %d arguments.", proc->pronargs);
-	if (inputs == 2 && proc->proargtypes.values[1] != objects->delivery_type)
-		return psprintf("Its second argument is of type %s.",
-						format_type_be(proc->proargtypes.values[1]));
-
-	first = proc->proargtypes.values[0];
-	if (first == queue->row_type)
-		handler->input = RS_INPUT_ROW;
-	else if (payload_fits(queue->type[RS_ROLE_PAYLOAD], first))
-		handler->input = RS_INPUT_PAYLOAD;
-	else if (first == get_array_type(queue->row_type))
-		return pstrdup("It takes a batch of rows, which this version does not deliver yet.");
-	else if (is_document_type(first) && queue->attnum[RS_ROLE_PAYLOAD] == InvalidAttrNumber)
-		return pstrdup("It takes a payload, but the queue has no payload column.");
-	else
-		return psprintf("Its first argument is of type %s.", format_type_be(first));
+	if (inputs == 2 && !is_delivery_type(arguments[1], use->batch))
+		return psprintf("Its second argument is of type %s.", format_type_be(arguments[1]));
+	problem = use->batch ? examine_batch_input(arguments[0], queue, handler)
+						 : examine_input(arguments[0], queue, handler);
+	if (problem != NULL)
+		return problem;
 
 	handler->function = proc->oid;
-	handler->input_type = first;
+	handler->input_type = arguments[0];
 	handler->is_procedure = is_procedure;
 	handler->takes_delivery = inputs == 2;
+	handler->takes_deliveries = inputs == 2 && arguments[1] != objects->delivery_type;
 	handler->returns_void = returned == VOIDOID;
+	handler->answers_each = !handler->returns_void && returned != objects->outcome_type;
 	handler->strict = proc->proisstrict;
 	return NULL;
 }
 
 static char *
-examine_oid(Oid function, const RsQueue *queue, bool transactional, RsHandler *handler)
+examine_oid(Oid function, const RsHandlerUse *use, RsHandler *handler)
 {
 	HeapTuple tuple = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
 	char *problem;
 
 	if (!HeapTupleIsValid(tuple))
 		elog(ERROR, "cache lookup failed for function %u", function);
-	problem = examine(tuple, queue, transactional, handler);
+	problem = examine(tuple, use, handler);
 	ReleaseSysCache(tuple);
 	return problem;
 }
 
 static void
-refuse(const RsQueue *queue, const char *text, const char *detail)
+refuse(const RsHandlerUse *use, const char *text, const char *detail)
 {
+	const RsQueue *queue = use->queue;
+
 	ereport(ERROR, errcode(ERRCODE_INVALID_FUNCTION_DEFINITION),
-			errmsg("function %s cannot be a handler of queue %s", text,
+			errmsg("function %s cannot be a %s of queue %s", text,
+				   use->batch ? "batch handler" : "handler",
 				   quote_qualified_identifier(queue->table.schema, queue->table.name)),
 			errdetail_internal("%s", detail),
-			errhint("A handler takes the row (%s) or its payload, then, if it likes, a "
-					"ruststream.delivery, and returns ruststream.outcome or void.",
-					format_type_be(queue->row_type)));
+			use->batch
+				? errhint("A batch handler takes an array of rows (%s[]), then, if it likes, a "
+						  "ruststream.delivery[], and returns ruststream.outcome[], one for each "
+						  "row, or one ruststream.outcome for all, or void.",
+						  format_type_be(queue->row_type))
+				: errhint("A handler takes the row (%s) or its payload, then, if it likes, a "
+						  "ruststream.delivery, and returns ruststream.outcome or void.",
+						  format_type_be(queue->row_type)));
 }
 
 /*
@@ -177,8 +229,8 @@ refuse(const RsQueue *queue, const char *text, const char *detail)
  * not in *problem.
  */
 static int
-count_fitting(const char *name, const RsQueue *queue, bool transactional, RsHandler *handler,
-			  int *count, char **problem)
+count_fitting(const char *name, const RsHandlerUse *use, RsHandler *handler, int *count,
+			  char **problem)
 {
 	List *names;
 	FuncCandidateList candidate;
@@ -194,7 +246,7 @@ count_fitting(const char *name, const RsQueue *queue, bool transactional, RsHand
 	for (; candidate != NULL; candidate = candidate->next)
 	{
 		RsHandler trial = {0};
-		char *wrong = examine_oid(candidate->oid, queue, transactional, &trial);
+		char *wrong = examine_oid(candidate->oid, use, &trial);
 
 		(*count)++;
 		if (wrong != NULL)
@@ -210,45 +262,44 @@ count_fitting(const char *name, const RsQueue *queue, bool transactional, RsHand
 
 /* The one function of this name that fits, among all its overloads. */
 static void
-find_by_name(const char *text, const RsQueue *queue, bool transactional, RsHandler *handler)
+find_by_name(const char *text, const RsHandlerUse *use, RsHandler *handler)
 {
 	char *problem = NULL;
 	int count;
-	int fitting = count_fitting(text, queue, transactional, handler, &count, &problem);
+	int fitting = count_fitting(text, use, handler, &count, &problem);
 
 	if (count == 0)
 		ereport(ERROR, errcode(ERRCODE_UNDEFINED_FUNCTION),
 				errmsg("function \"%s\" does not exist", text),
 				errhint("Create the handler first, or name its schema."));
 	if (fitting == 0)
-		refuse(queue, text, count == 1 ? problem : "None of the functions of that name fits.");
+		refuse(use, text, count == 1 ? problem : "None of the functions of that name fits.");
 	if (fitting > 1)
 		ereport(ERROR, errcode(ERRCODE_AMBIGUOUS_FUNCTION),
 				errmsg("function name \"%s\" is not unique", text),
 				errdetail("More than one function of that name can be a handler of this queue."),
-				errhint("Write its argument types too, for example \"%s(%s)\".", text,
-						format_type_be(queue->row_type)));
+				errhint("Write its argument types too, for example \"%s(%s%s)\".", text,
+						format_type_be(use->queue->row_type), use->batch ? "[]" : ""));
 }
 
 static void
-find_by_oid(const char *text, Oid function, const RsQueue *queue, bool transactional,
-			RsHandler *handler)
+find_by_oid(const char *text, Oid function, const RsHandlerUse *use, RsHandler *handler)
 {
-	char *problem = examine_oid(function, queue, transactional, handler);
+	char *problem = examine_oid(function, use, handler);
 
 	if (problem != NULL)
-		refuse(queue, text, problem);
+		refuse(use, text, problem);
 }
 
 static void
-find_by_signature(const char *text, const RsQueue *queue, bool transactional, RsHandler *handler)
+find_by_signature(const char *text, const RsHandlerUse *use, RsHandler *handler)
 {
 	Oid function = DatumGetObjectId(DirectFunctionCall1(regprocedurein, CStringGetDatum(text)));
 
 	if (!OidIsValid(function))
 		ereport(ERROR, errcode(ERRCODE_UNDEFINED_FUNCTION),
 				errmsg("function \"%s\" does not exist", text));
-	find_by_oid(text, function, queue, transactional, handler);
+	find_by_oid(text, function, use, handler);
 }
 
 /* The parenthesis at which a signature's arguments begin; NULL: it is a name alone. */
@@ -273,7 +324,7 @@ arguments_of(char *text)
  * the one function of its name that fits takes the row, it is it.
  */
 static void
-find_successor(const char *signature, const RsQueue *queue, bool transactional, RsHandler *handler)
+find_successor(const char *signature, const RsHandlerUse *use, RsHandler *handler)
 {
 	char *name = pstrdup(signature);
 	char *arguments = arguments_of(name);
@@ -282,25 +333,25 @@ find_successor(const char *signature, const RsQueue *queue, bool transactional, 
 
 	if (arguments != NULL)
 		*arguments = '\0';
-	if (count_fitting(name, queue, transactional, handler, &count, &problem) != 1 ||
-		handler->input != RS_INPUT_ROW)
-		find_by_signature(signature, queue, transactional, handler);
+	if (count_fitting(name, use, handler, &count, &problem) != 1 ||
+		handler->input == RS_INPUT_PAYLOAD)
+		find_by_signature(signature, use, handler);
 }
 
 void
-rs_handler_resolve(const char *text, Oid function, const RsQueue *queue, bool transactional,
-				   Oid owner, RsHandler *handler)
+rs_handler_resolve(const char *text, Oid function, const RsHandlerUse *use, Oid owner,
+				   RsHandler *handler)
 {
 	memset(handler, 0, sizeof(*handler));
 
 	if (OidIsValid(function) && SearchSysCacheExists1(PROCOID, ObjectIdGetDatum(function)))
-		find_by_oid(text, function, queue, transactional, handler);
+		find_by_oid(text, function, use, handler);
 	else if (OidIsValid(function))
-		find_successor(text, queue, transactional, handler);
+		find_successor(text, use, handler);
 	else if (arguments_of(pstrdup(text)) != NULL)
-		find_by_signature(text, queue, transactional, handler);
+		find_by_signature(text, use, handler);
 	else
-		find_by_name(text, queue, transactional, handler);
+		find_by_name(text, use, handler);
 
 	handler->name = format_procedure_qualified(handler->function);
 
@@ -370,10 +421,16 @@ rs_handler_decode(const RsSubscription *subscription, RsDelivery *delivery)
 	const RsHandler *handler = &subscription->handler;
 	Oid column_type;
 
+	if (delivery->rows > 0)
+	{
+		delivery->input = rs_batch_input(subscription, delivery);
+		delivery->input_isnull = false;
+		return;
+	}
 	/* A handler that is told its headers takes them as well. */
 	if (handler->takes_delivery && !delivery->headers_isnull)
 		(void) headers_as_jsonb(subscription, delivery);
-	if (handler->input == RS_INPUT_ROW)
+	if (handler->input != RS_INPUT_PAYLOAD)
 		return;
 
 	if (delivery->input_isnull)
@@ -441,21 +498,27 @@ delay_microseconds(const Interval *interval)
 }
 
 RsAnswer
-rs_handler_answer(const RsHandler *handler, Datum datum, bool isnull)
+rs_handler_answer(const RsHandler *handler, const RsDelivery *delivery, Datum datum, bool isnull)
 {
-	RsAnswer answer = {.outcome = RS_OUTCOME_ACK};
-	HeapTupleHeader header;
-	Datum value;
-	char *word;
-
 	if (handler->returns_void)
-		return answer;
+		return (RsAnswer){.outcome = RS_OUTCOME_ACK};
 	if (isnull)
 		ereport(ERROR, errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				errmsg("the handler %s answered NULL", handler->name),
 				errhint("Return ruststream.ack(), or another outcome."));
+	return handler->answers_each ? rs_batch_answer(handler, delivery, datum)
+								 : rs_handler_outcome(handler, datum);
+}
 
-	header = DatumGetHeapTupleHeader(datum);
+RsAnswer
+rs_handler_outcome(const RsHandler *handler, Datum outcome)
+{
+	RsAnswer answer = {.outcome = RS_OUTCOME_ACK};
+	HeapTupleHeader header = DatumGetHeapTupleHeader(outcome);
+	bool isnull;
+	Datum value;
+	char *word;
+
 	value = GetAttributeByNum(header, 1, &isnull);
 	word = isnull ? NULL : TextDatumGetCString(value);
 	if (word == NULL || !rs_outcome_find(word, &answer.outcome))
@@ -502,7 +565,9 @@ rs_handler_call(const RsSubscription *subscription, const RsDelivery *delivery)
 	fcinfo->args[0].isnull = delivery->input_isnull;
 	if (handler->takes_delivery)
 	{
-		fcinfo->args[1].value = rs_handler_delivery(subscription, delivery);
+		fcinfo->args[1].value = handler->takes_deliveries
+									? rs_batch_deliveries(subscription, delivery)
+									: rs_handler_delivery(subscription, delivery);
 		fcinfo->args[1].isnull = false;
 	}
 
@@ -521,7 +586,7 @@ rs_handler_call(const RsSubscription *subscription, const RsDelivery *delivery)
 	}
 	PG_END_TRY();
 
-	return rs_handler_answer(handler, result, fcinfo->isnull);
+	return rs_handler_answer(handler, delivery, result, fcinfo->isnull);
 }
 
 /*

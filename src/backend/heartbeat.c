@@ -42,7 +42,7 @@
 static RsHeartbeat *me;
 static Oid my_owner;
 
-/* In TopMemoryContext, with room for all slots. */
+/* In TopMemoryContext, with room for all leases. */
 static RsSeenLease *seen;
 static int nseen;
 
@@ -53,7 +53,7 @@ static void
 look_at_leases(void)
 {
 	nseen = 0;
-	for (int i = 0; i < rs_shared->slots; i++)
+	for (int i = 0; i < rs_shared->leases; i++)
 	{
 		RsLease *lease = &rs_shared->lease[i];
 		RsSeenLease *next = &seen[nseen];
@@ -62,7 +62,7 @@ look_at_leases(void)
 		if (lease->held && !lease->lost && lease->database == MyDatabaseId &&
 			lease->owner == my_owner)
 		{
-			next->slot = i;
+			next->number = i;
 			next->serial = lease->serial;
 			next->due = lease->due;
 			next->length = lease->length;
@@ -282,7 +282,7 @@ rs_heartbeat_main(Datum arg)
 	own_settings();
 	name_process();
 
-	seen = MemoryContextAlloc(TopMemoryContext, sizeof(RsSeenLease) * rs_shared->slots);
+	seen = MemoryContextAlloc(TopMemoryContext, sizeof(RsSeenLease) * rs_shared->leases);
 	for (;;)
 		beat();
 }

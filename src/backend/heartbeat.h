@@ -16,7 +16,7 @@
 /* A lease of ours, as the last look found it. */
 typedef struct RsSeenLease
 {
-	int slot;
+	int number; /* in RsShared.lease */
 	uint64 serial;
 	TimestampTz due;
 	int64 length;

@@ -52,6 +52,14 @@ define_settings(void)
 		8, 0, 1024, process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP, 0,
 		NULL, NULL, NULL);
 
+	/* The same. */
+	DefineCustomIntVariable(
+		"ruststream.batch_leases",
+		"Sets how many rows of lease batches may be in work at once, beyond one a worker.",
+		"A claim takes no more rows than there are leases left.", &rs_batch_leases, 1000, 0,
+		1000000, process_shared_preload_libraries_in_progress ? PGC_POSTMASTER : PGC_SIGHUP, 0,
+		NULL, NULL, NULL);
+
 	DefineCustomIntVariable("ruststream.crash_restart_delay",
 							"Sets how long nothing is started after the server has crashed.",
 							"Doubles while crashes go on, up to 30 times this.",

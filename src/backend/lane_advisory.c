@@ -46,9 +46,8 @@ key_tag(const char *key)
 	return tag;
 }
 
-/* Lock a key for this session, without waiting. */
-static bool
-lock_key(const RsEngine *engine, RsDelivery *delivery, char *key)
+bool
+rs_lock_key(const RsEngine *engine, RsDelivery *delivery, char *key)
 {
 	LOCKTAG tag = key_tag(key);
 	bool locked = LockAcquire(&tag, ExclusiveLock, true, true) != LOCKACQUIRE_NOT_AVAIL;
@@ -90,7 +89,7 @@ static int
 find_candidates(RsWork *work, bool held_too, RsCandidate *candidates)
 {
 	RsEngine *engine = work->engine;
-	int count = rs_claim_candidates(engine, held_too, candidates);
+	int count = rs_claim_candidates(engine, held_too, candidates, RS_MAX_CANDIDATES);
 
 	rs_trace_step(engine, RS_STEP_CLAIM, psprintf("%d", count));
 	rs_engine_commit(engine);
@@ -132,7 +131,7 @@ take_one(RsWork *work, const RsCandidate *candidates, int count)
 
 	for (int i = 0; i < count; i++)
 	{
-		if (is_known(candidates, i) || !lock_key(engine, &work->delivery, candidates[i].key))
+		if (is_known(candidates, i) || !rs_lock_key(engine, &work->delivery, candidates[i].key))
 			continue;
 		if (!take(work, &candidates[i]))
 			rs_engine_commit(engine);

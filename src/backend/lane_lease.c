@@ -32,10 +32,13 @@
 #include "utils/rel.h"
 
 /*
- * The delivery whose lease this process holds, where that is one of ours: when
- * it is told to go in the middle of it, the row need not wait for its lease to end.
+ * The deliveries whose leases this process holds, where it is one of ours: when
+ * it is told to go in the middle of them, the rows need not wait for their leases to
+ * end.  NULL once none of them is held.
  */
 static RsWork *leased;
+static int leased_count;
+static int leased_held;
 
 /* Would an update of the table run somebody's triggers or policies? */
 static bool
@@ -50,28 +53,37 @@ runs_code(Relation relation)
 			triggers->trig_update_before_statement || triggers->trig_update_after_statement);
 }
 
-/*
- * Release the row: guarded, as ever, and without waiting for anybody, or running
- * anybody's code, since nothing can interrupt a process that exits.
- */
+/* Release a row: guarded, as ever, and without waiting for anybody. */
 static void
-release_row(RsWork *work)
+release_row(const RsWork *work)
 {
 	RsEngine *engine = work->engine;
-	Oid relid = engine->subscription->queue.relid;
-	Relation relation;
 	RsValues values;
+
+	rs_delivery_values(engine->subscription, &work->delivery, &values);
+	if (rs_execute(engine->plans, RS_OP_RECLAIM, &values) == 1)
+		(void) rs_execute(engine->plans, RS_OP_RELEASE, &values);
+}
+
+/*
+ * Release the rows whose leases were held, unless that would run anybody's code, since
+ * nothing can interrupt a process that exits.
+ */
+static void
+release_rows(const RsWork *works, int count, const bool *held)
+{
+	Oid relid = works[0].engine->subscription->queue.relid;
+	Relation relation;
 
 	if (!ConditionalLockRelationOid(relid, RowExclusiveLock))
 		return;
 	relation = try_relation_open(relid, NoLock);
 	if (relation == NULL)
 		return;
-	if (!runs_code(relation))
+	for (int i = 0; i < count && !runs_code(relation); i++)
 	{
-		rs_delivery_values(engine->subscription, &work->delivery, &values);
-		if (rs_execute(engine->plans, RS_OP_RECLAIM, &values) == 1)
-			(void) rs_execute(engine->plans, RS_OP_RELEASE, &values);
+		if (held[i])
+			release_row(&works[i]);
 	}
 	relation_close(relation, NoLock);
 }
@@ -79,32 +91,44 @@ release_row(RsWork *work)
 static void
 release_at_exit(int code, Datum arg)
 {
-	RsWork *work = leased;
+	RsWork *works = leased;
+	int count = leased_count;
+	const RsSession *session;
+	bool *held;
 
-	if (work == NULL)
+	if (works == NULL)
 		return;
 	AbortOutOfAnyTransaction();
-	rs_stop_lease(&work->delivery);
-	work->engine->session->begin(RS_ISOLATION_READ_COMMITTED);
-	release_row(work);
-	work->engine->session->commit();
+	session = works[0].engine->session;
+	held = MemoryContextAlloc(works[0].engine->delivery_context, sizeof(bool) * count);
+	for (int i = 0; i < count; i++)
+	{
+		held[i] = works[i].delivery.holds_lease;
+		rs_stop_lease(&works[i].delivery);
+	}
+	session->begin(RS_ISOLATION_READ_COMMITTED);
+	release_rows(works, count, held);
+	session->commit();
 }
 
-static void
-hold_lease(RsWork *work)
+void
+rs_hold_leases(RsWork *works, int count)
 {
 	static bool registered = false;
-	const RsSubscription *subscription = work->engine->subscription;
+	const RsEngine *engine = works[0].engine;
 
 	if (!registered)
 		before_shmem_exit(release_at_exit, (Datum) 0);
 	registered = true;
 
-	/* First say so: what follows may fail, and the row is leased already. */
-	work->delivery.holds_lease = true;
-	if (work->engine->session->is_process)
-		leased = work;
-	rs_lease_hold(subscription, &work->delivery, work->delivery.token, subscription->lease);
+	/* First say so: what follows may fail, and the rows are leased already. */
+	for (int i = 0; i < count; i++)
+		works[i].delivery.holds_lease = true;
+	leased_held = count;
+	leased_count = count;
+	leased = engine->session->is_process ? works : NULL;
+	for (int i = 0; i < count; i++)
+		rs_lease_hold(engine->subscription, &works[i].delivery);
 }
 
 void
@@ -112,9 +136,10 @@ rs_stop_lease(RsDelivery *delivery)
 {
 	if (!delivery->holds_lease)
 		return;
-	rs_lease_stop(&delivery->token, &delivery->announced);
+	rs_lease_stop(delivery);
 	delivery->holds_lease = false;
-	leased = NULL;
+	if (--leased_held == 0)
+		leased = NULL;
 }
 
 /* The claim's transaction has begun, at READ COMMITTED. */
@@ -122,7 +147,10 @@ RsProgress
 rs_deliver_lease(RsWork *work)
 {
 	RsEngine *engine = work->engine;
-	bool claimed = rs_claim(engine, &work->delivery, 1) == 1;
+	bool claimed;
+
+	(void) rs_lease_reserve(1);
+	claimed = rs_claim(engine, &work->delivery, 1) == 1;
 
 	rs_trace_step(engine, RS_STEP_CLAIM, claimed ? "1" : "0");
 	if (!claimed)
@@ -138,7 +166,7 @@ rs_deliver_lease(RsWork *work)
 	}
 	rs_engine_commit(engine);
 	work->stage = RS_STAGE_DECODE;
-	hold_lease(work);
+	rs_hold_leases(work, 1);
 	RS_FAILPOINT("after_claim_commit");
 
 	rs_begin_work(work);

@@ -18,6 +18,7 @@
 #include "datatype/timestamp.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
+#include "utils/memutils.h"
 
 #include "backend/backend.h"
 #include "backend/compat.h"
@@ -26,9 +27,12 @@
 /* How long a heartbeat that should be there may take to be registered. */
 #define START_TIMEOUT_MSEC 5000
 
-/* The tokens of the delivery that this process has, or had last, in work. */
-static TimestampTz my_token = 0;
-static TimestampTz my_announced = 0;
+int rs_batch_leases = 1000;
+
+/* The leases that this process has reserved and does not hold, the next one last. */
+static int *reserved = NULL;
+static int reserved_count = 0;
+static int reserved_size = 0;
 
 /* This process as a heartbeat. */
 static RsHeartbeat *my_heartbeat = NULL;
@@ -87,7 +91,7 @@ rs_heartbeat_free(RsHeartbeat *heartbeat)
 static void
 forget_extensions(uint64 cookie)
 {
-	for (int i = 0; i < rs_shared->slots; i++)
+	for (int i = 0; i < rs_shared->leases; i++)
 	{
 		RsLease *lease = &rs_shared->lease[i];
 
@@ -215,19 +219,96 @@ call_heartbeat(Oid owner, TimestampTz due, TimestampTz serve_by)
 	}
 }
 
-void
-rs_lease_hold(const RsSubscription *subscription, const RsDelivery *delivery, TimestampTz token,
-			  int64 lease)
+/* Which of the slots is this process's? */
+static int
+my_slot_number(void)
 {
-	TimestampTz due = token - lease / 2;
+	return (int) (rs_my_slot - rs_shared->slot);
+}
+
+/* Take a lease that nobody has for a slot; false: somebody has it. */
+static bool
+take_lease(RsLease *lease, int slot)
+{
+	bool taken;
+
+	SpinLockAcquire(&lease->mutex);
+	taken = lease->slot == RS_NO_SLOT;
+	if (taken)
+		lease->slot = slot;
+	SpinLockRelease(&lease->mutex);
+	return taken;
+}
+
+/* Give a batch's lease back, where the slot has it and does not hold it. */
+static void
+give_lease_back(int number, int slot)
+{
+	RsLease *lease = &rs_shared->lease[number];
+
+	if (number < rs_shared->slots)
+		return; /* a slot's own */
+	SpinLockAcquire(&lease->mutex);
+	if (lease->slot == slot && !lease->held)
+		lease->slot = RS_NO_SLOT;
+	SpinLockRelease(&lease->mutex);
+}
+
+void
+rs_lease_unreserve(void)
+{
+	while (reserved_count > 0)
+		give_lease_back(reserved[--reserved_count], my_slot_number());
+}
+
+int
+rs_lease_reserve(int rows)
+{
+	int slot;
+	int start;
+	int shared_leases;
+
+	if (rs_shared == NULL || rs_my_slot == NULL)
+		return 1;
+	rs_lease_unreserve();
+	slot = my_slot_number();
+	if (rows > reserved_size)
+	{
+		int *larger = MemoryContextAlloc(TopMemoryContext, sizeof(int) * rows);
+
+		if (reserved != NULL)
+			pfree(reserved);
+		reserved = larger;
+		reserved_size = rows;
+	}
+
+	/* Each process begins elsewhere, so that they seldom meet. */
+	shared_leases = rs_shared->leases - rs_shared->slots;
+	start = (int) ((int64) slot * shared_leases / rs_shared->slots);
+	for (int i = 0; i < shared_leases && reserved_count < rows - 1; i++)
+	{
+		int number = rs_shared->slots + (start + i) % shared_leases;
+
+		if (take_lease(&rs_shared->lease[number], slot))
+			reserved[reserved_count++] = number;
+	}
+	reserved[reserved_count++] = slot;
+	return reserved_count;
+}
+
+void
+rs_lease_hold(const RsSubscription *subscription, RsDelivery *delivery)
+{
+	int64 length = subscription->lease;
+	TimestampTz due = delivery->token - length / 2;
 	RsLease *mine;
 
-	my_token = token;
-	my_announced = token;
-	if (rs_shared == NULL || rs_my_slot == NULL || strlen(delivery->id_text) >= RS_LEASE_ID_BYTES)
+	if (rs_shared == NULL || rs_my_slot == NULL || reserved_count == 0 ||
+		strlen(delivery->id_text) >= RS_LEASE_ID_BYTES)
 		return;
 
-	mine = &rs_shared->lease[rs_my_slot - rs_shared->slot];
+	delivery->lease_number = reserved[--reserved_count] + 1;
+	mine = &rs_shared->lease[delivery->lease_number - 1];
 	SpinLockAcquire(&mine->mutex);
 	mine->held = true;
 	mine->lost = false;
@@ -238,17 +319,17 @@ rs_lease_hold(const RsSubscription *subscription, const RsDelivery *delivery, Ti
 	mine->database = MyDatabaseId;
 	mine->owner = subscription->owner;
 	mine->queue = subscription->queue.relid;
-	mine->token = token;
-	mine->announced = token;
-	mine->length = lease;
+	mine->token = delivery->token;
+	mine->announced = delivery->token;
+	mine->length = length;
 	mine->due = due;
 	strlcpy(mine->id, delivery->id_text, RS_LEASE_ID_BYTES);
 	SpinLockRelease(&mine->mutex);
 
-	call_heartbeat(subscription->owner, due, RS_LEASE_SERVE_BY(due, lease));
+	call_heartbeat(subscription->owner, due, RS_LEASE_SERVE_BY(due, length));
 }
 
-/* End the lease of a slot; returns the heartbeat that is extending it, or 0. */
+/* End a lease; returns the heartbeat that is extending it, or 0. */
 static uint64
 end_lease(RsLease *lease, TimestampTz *token, TimestampTz *announced)
 {
@@ -268,33 +349,44 @@ end_lease(RsLease *lease, TimestampTz *token, TimestampTz *announced)
 }
 
 void
-rs_lease_stop(TimestampTz *held, TimestampTz *announced)
+rs_lease_stop(RsDelivery *delivery)
 {
-	if (rs_shared != NULL && rs_my_slot != NULL)
-	{
-		uint64 extender =
-			end_lease(&rs_shared->lease[rs_my_slot - rs_shared->slot], &my_token, &my_announced);
+	int number = delivery->lease_number - 1;
+	uint64 extender;
 
-		if (extender != 0)
-		{
-			LWLockAcquire(rs_shared->lock, LW_SHARED);
-			interrupt_heartbeat(extender);
-			LWLockRelease(rs_shared->lock);
-		}
+	if (number < 0 || rs_shared == NULL || rs_my_slot == NULL)
+		return;
+	delivery->lease_number = 0;
+	extender = end_lease(&rs_shared->lease[number], &delivery->token, &delivery->announced);
+	give_lease_back(number, my_slot_number());
+	if (extender != 0)
+	{
+		LWLockAcquire(rs_shared->lock, LW_SHARED);
+		interrupt_heartbeat(extender);
+		LWLockRelease(rs_shared->lock);
 	}
-	*held = my_token;
-	*announced = my_announced;
 }
 
 void
 rs_lease_forget(const RsSlot *slot)
 {
-	TimestampTz token;
-	TimestampTz announced;
-	uint64 extender = end_lease(&rs_shared->lease[slot - rs_shared->slot], &token, &announced);
+	int slot_number = (int) (slot - rs_shared->slot);
 
-	if (extender != 0)
-		interrupt_heartbeat(extender);
+	for (int i = 0; i < rs_shared->leases; i++)
+	{
+		RsLease *lease = &rs_shared->lease[i];
+		TimestampTz token;
+		TimestampTz announced;
+		uint64 extender;
+
+		/* Nobody but the slot's process takes or gives back what is its own. */
+		if (lease->slot != slot_number)
+			continue;
+		extender = end_lease(lease, &token, &announced);
+		give_lease_back(i, slot_number);
+		if (extender != 0)
+			interrupt_heartbeat(extender);
+	}
 }
 
 TimestampTz

@@ -20,23 +20,32 @@
 /* A row whose id is longer than this is not extended: its handler has one lease's time. */
 #define RS_LEASE_ID_BYTES 1024
 
-/*
- * Have the lease of this delivery (its length in microseconds; whole seconds,
- * at least one) extended every half lease from now on.  To be called once the
- * claim has committed.  Starts nothing by itself: the
- * supervisor keeps a heartbeat for each owner that has lease subscriptions.
- */
-extern void rs_lease_hold(const RsSubscription *subscription, const RsDelivery *delivery,
-						  TimestampTz token, int64 lease);
+/* ruststream.batch_leases: how many leases there are beyond one for each process. */
+extern int rs_batch_leases;
 
 /*
- * Extend no further.  Fills in the tokens that the row may hold now, the one
- * held and, where an extension was under way, the one announced (else the same
- * again); where nothing could be extended, the token that rs_lease_hold was
- * given.  Harmless where no lease is held: the same tokens again.  Never waits
+ * Before a claim: how many rows of it, of so many wanted, can be extended?  One
+ * always, by the lease of this process; the others, of a batch, share what
+ * ruststream.batch_leases provides.  They are reserved until they are held, or given
+ * back unused.
+ */
+extern int rs_lease_reserve(int rows);
+extern void rs_lease_unreserve(void);
+
+/*
+ * Have the lease of this delivery extended every half lease from now on: from
+ * its token, which the claim has written and committed.  Starts nothing by itself: the
+ * supervisor keeps a heartbeat for each owner that has lease subscriptions.
+ */
+extern void rs_lease_hold(const RsSubscription *subscription, RsDelivery *delivery);
+
+/*
+ * Extend no further.  Leaves in the delivery the tokens that the row may hold
+ * now, the one held and, where an extension was under way, the one announced
+ * (else the same again).  Harmless where nothing could be extended.  Never waits
  * for an extension: one that is under way is cancelled.
  */
-extern void rs_lease_stop(TimestampTz *held, TimestampTz *announced);
+extern void rs_lease_stop(RsDelivery *delivery);
 
 /*
  * Can leases be extended for this owner here and now?  NULL: they can; else

@@ -30,6 +30,9 @@
 
 #define SECONDS(n) (INT64CONST(n) * USECS_PER_SEC)
 
+/* More rows than this are no batch but a load. */
+#define RS_MAX_BATCH 10000
+
 /* ------------------------------------------------------- reading the settings */
 
 static char *
@@ -426,8 +429,6 @@ check_is_built(const RsRow *row, const RsSubscription *subscription)
 		not_yet("queues with a partition key", "Attach the queue without partition_key_column.");
 	if (subscription->group_name != NULL && strcmp(subscription->group_name, "*") == 0)
 		not_yet("all groups at once", "Subscribe once for each group.");
-	if (!rs_row_isnull(row, RS_SUBSCRIPTION_BATCH_SIZE))
-		not_yet("batches", "Leave out batch_size.");
 	if (!rs_row_isnull(row, RS_SUBSCRIPTION_TIMEOUT))
 		not_yet("deliveries with a timeout", "Leave out timeout.");
 }
@@ -436,7 +437,6 @@ check_is_built(const RsRow *row, const RsSubscription *subscription)
 static void
 check_other_settings(const RsRow *row)
 {
-	(void) integer_setting(row, RS_SUBSCRIPTION_BATCH_SIZE, "batch_size", 1, 10000, 1);
 	(void) interval_setting(row, RS_SUBSCRIPTION_TIMEOUT, "timeout", 1, RS_MAX_INTERVAL);
 }
 
@@ -520,6 +520,24 @@ bind_group(const RsRow *row, RsSubscription *subscription)
 				errhint("Leave out group_name, or attach the queue with group_column."));
 }
 
+/* A batch is one claim, one call of its handler and, in the row lock form, one commit. */
+static void
+bind_batch(const RsRow *row, RsSubscription *subscription)
+{
+	subscription->batch_size =
+		integer_setting(row, RS_SUBSCRIPTION_BATCH_SIZE, "batch_size", 1, RS_MAX_BATCH, 0);
+	if (subscription->batch_size == 0)
+		return;
+	if (!rs_row_isnull(row, RS_SUBSCRIPTION_TRANSACTIONAL) &&
+		DatumGetBool(rs_row_get(row, RS_SUBSCRIPTION_TRANSACTIONAL)))
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("a batch subscription cannot be transactional"),
+				errdetail("One call handles rows that end in different ways, so its writes cannot "
+						  "be undone for one row and kept for another."),
+				errhint("Leave out transactional, or leave out batch_size and take one row at a "
+						"time."));
+}
+
 static void
 bind_policy(const RsRow *row, RsSubscription *subscription)
 {
@@ -527,8 +545,9 @@ bind_policy(const RsRow *row, RsSubscription *subscription)
 	rs_policy *policy = &subscription->policy;
 	char *backoff = text_setting(row, RS_SUBSCRIPTION_BACKOFF);
 
-	policy->transactional = rs_row_isnull(row, RS_SUBSCRIPTION_TRANSACTIONAL) ||
-							DatumGetBool(rs_row_get(row, RS_SUBSCRIPTION_TRANSACTIONAL));
+	policy->transactional = rs_row_isnull(row, RS_SUBSCRIPTION_TRANSACTIONAL)
+								? subscription->batch_size == 0
+								: DatumGetBool(rs_row_get(row, RS_SUBSCRIPTION_TRANSACTIONAL));
 	policy->max_attempts =
 		integer_setting(row, RS_SUBSCRIPTION_MAX_ATTEMPTS, "max_attempts", 1, PG_INT32_MAX, 0);
 	if (policy->max_attempts > 0 && !policy->has_dead_letter)
@@ -571,6 +590,7 @@ static void
 fill(const RsRow *row, RsSubscription *subscription)
 {
 	char *handler = text_setting(row, RS_SUBSCRIPTION_HANDLER);
+	RsHandlerUse use;
 
 	rs_catalog_check();
 	subscription->id = DatumGetInt32(rs_row_get(row, RS_SUBSCRIPTION_ID));
@@ -590,6 +610,7 @@ fill(const RsRow *row, RsSubscription *subscription)
 	bind_group(row, subscription);
 	check_other_settings(row);
 	bind_commit(row, subscription);
+	bind_batch(row, subscription);
 	check_is_built(row, subscription);
 	bind_dead_letter(row, subscription);
 	bind_policy(row, subscription);
@@ -597,9 +618,11 @@ fill(const RsRow *row, RsSubscription *subscription)
 	subscription->poll_interval =
 		interval_setting(row, RS_SUBSCRIPTION_POLL_INTERVAL, "poll_interval", 10000, USECS_PER_DAY);
 	check_claim_index(subscription);
+	use = (RsHandlerUse){.queue = &subscription->queue,
+						 .transactional = subscription->policy.transactional,
+						 .batch = subscription->batch_size > 0};
 	rs_handler_resolve(handler, DatumGetObjectId(rs_row_get(row, RS_SUBSCRIPTION_HANDLER_OID)),
-					   &subscription->queue, subscription->policy.transactional,
-					   subscription->owner, &subscription->handler);
+					   &use, subscription->owner, &subscription->handler);
 	check_superuser_handler(subscription);
 }
 

@@ -51,7 +51,7 @@ call_text(const RsHandler *handler)
 	if (handler->takes_delivery)
 		appendStringInfoString(&text, ", $2");
 	if (!handler->returns_void)
-		appendStringInfoString(&text, ", NULL::ruststream.outcome");
+		appendStringInfo(&text, ", NULL::ruststream.outcome%s", handler->answers_each ? "[]" : "");
 	appendStringInfoChar(&text, ')');
 	return text.data;
 }
@@ -79,7 +79,8 @@ make_portal(const char *text, ParamListInfo parameters)
 
 /* The one row that a CALL with an output gives. */
 static RsAnswer
-read_result(const RsHandler *handler, Tuplestorestate *store, TupleDesc descriptor)
+read_result(const RsHandler *handler, const RsDelivery *delivery, Tuplestorestate *store,
+			TupleDesc descriptor)
 {
 	TupleTableSlot *slot = MakeSingleTupleTableSlot(descriptor, &TTSOpsMinimalTuple);
 	Datum value = (Datum) 0;
@@ -87,7 +88,7 @@ read_result(const RsHandler *handler, Tuplestorestate *store, TupleDesc descript
 
 	if (tuplestore_gettupleslot(store, true, false, slot))
 		value = slot_getattr(slot, 1, &isnull);
-	return rs_handler_answer(handler, value, isnull);
+	return rs_handler_answer(handler, delivery, value, isnull);
 }
 
 RsAnswer
@@ -104,7 +105,10 @@ rs_procedure_call(const RsSubscription *subscription, const RsDelivery *delivery
 
 	parameters->numParams = 0;
 	set_parameter(parameters, handler->input_type, delivery->input, delivery->input_isnull);
-	if (handler->takes_delivery)
+	if (handler->takes_deliveries)
+		set_parameter(parameters, get_array_type(rs_objects(false)->delivery_type),
+					  rs_batch_deliveries(subscription, delivery), false);
+	else if (handler->takes_delivery)
 		set_parameter(parameters, rs_objects(false)->delivery_type,
 					  rs_handler_delivery(subscription, delivery), false);
 
@@ -131,7 +135,7 @@ rs_procedure_call(const RsSubscription *subscription, const RsDelivery *delivery
 
 	MemoryContextSwitchTo(context);
 	if (!handler->returns_void)
-		answer = read_result(handler, store, descriptor);
+		answer = read_result(handler, delivery, store, descriptor);
 	receiver->rDestroy(receiver);
 	tuplestore_end(store);
 	PortalDrop(portal, false);

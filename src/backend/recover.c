@@ -10,9 +10,6 @@
 #include "backend/backend.h"
 #include "backend/delivery.h"
 
-/* So many transient failures in a row make an ordinary one. */
-#define RS_TRANSIENT_LIMIT 10
-
 bool
 rs_is_transient(const ErrorData *error)
 {
@@ -167,14 +164,12 @@ settle_afresh(RsWork *work, rs_cause cause)
 }
 
 /*
- * A transient failure has been rolled back.  The row is claimed anew, unless it
- * has had its share of them.
+ * Count a transient failure, of this row (NULL: of the claim itself).  Has it had
+ * its share of them in a row?
  */
-static RsProgress
-after_transient_failure(RsWork *work, RsStage stage)
+static bool
+has_had_its_share(RsEngine *engine, const char *id)
 {
-	RsEngine *engine = work->engine;
-	const char *id = work->delivery.id_text;
 	bool same_row =
 		engine->transient_count > 0 &&
 		(id == NULL ? engine->transient_id == NULL
@@ -187,13 +182,25 @@ after_transient_failure(RsWork *work, RsStage stage)
 		if (id != NULL)
 			engine->transient_id = MemoryContextStrdup(engine->context, id);
 	}
-	if (++engine->transient_count < RS_TRANSIENT_LIMIT)
+	return ++engine->transient_count >= RS_TRANSIENT_LIMIT;
+}
+
+/*
+ * A transient failure has been rolled back.  The row is claimed anew, unless it
+ * has had its share of them.
+ */
+static RsProgress
+after_transient_failure(RsWork *work, RsStage stage)
+{
+	RsEngine *engine = work->engine;
+
+	if (!has_had_its_share(engine, work->delivery.id_text))
 	{
 		give_back(work);
 		return RS_PROGRESS_TRANSIENT;
 	}
 
-	if (id == NULL)
+	if (work->delivery.id_text == NULL)
 	{
 		/* The claim itself fails, of no row in particular: come back later. */
 		give_back(work);
@@ -270,5 +277,112 @@ rs_recover(RsWork *work)
 
 	rs_stats_count(RS_COUNT_SETTLE_FAILED);
 	settle_afresh(work, RS_CAUSE_SETTLE_ERROR);
+	return RS_PROGRESS_DELIVERED;
+}
+
+/* ------------------------------------------------------------------ batches */
+
+/* The rows that are still in work go back, as they are. */
+static void
+give_rows_back(const RsBatch *batch)
+{
+	for (int i = 0; i < batch->count; i++)
+		give_back(&batch->works[i]);
+}
+
+void
+rs_recover_row(RsWork *row)
+{
+	if (rs_is_transient(row->error))
+		settle_afresh(row, RS_CAUSE_SETTLE_ERROR);
+	else
+		(void) rs_recover(row);
+}
+
+/* Each row that is still in work is settled by itself; why is told once. */
+static void
+settle_rows_afresh(RsWork *work, rs_cause cause)
+{
+	const RsBatch *batch = work->batch;
+
+	rs_report_failure(work);
+	for (int i = 0; i < batch->count; i++)
+	{
+		RsWork *row = &batch->works[i];
+
+		if (row->is_over)
+			continue;
+		row->is_over = true;
+		row->error = work->error;
+		row->is_told = true;
+		settle_afresh(row, cause);
+	}
+}
+
+/*
+ * The settlement of one row of the claim's transaction has failed, or its
+ * COMMIT, and all of the batch is as it was before.  A row that is known to be
+ * the cause is settled afresh, and so out of the way.  The others come again in
+ * smaller batches, so that many such rows cost no more than a few batches, and
+ * one that cannot be told is found.
+ */
+static RsProgress
+after_failed_settlement(RsWork *work)
+{
+	RsEngine *engine = work->engine;
+	const RsBatch *batch = work->batch;
+	int culprit = batch->count == 1 ? 0 : batch->settling;
+
+	rs_stats_count(RS_COUNT_SETTLE_FAILED);
+	engine->batch_limit = Max(batch->count / 2, 1);
+	if (culprit < 0)
+	{
+		rs_report_failure(work);
+		return RS_PROGRESS_TRANSIENT;
+	}
+	engine->delivered = 1;
+	batch->works[culprit].error = work->error;
+	batch->works[culprit].is_told = false;
+	settle_afresh(&batch->works[culprit], RS_CAUSE_SETTLE_ERROR);
+	return RS_PROGRESS_DELIVERED;
+}
+
+/*
+ * Row lock form: nothing has been settled.  The other forms settle row by row, and
+ * come here only where not even that could be begun, or goes no further.
+ */
+RsProgress
+rs_recover_batch(RsWork *work)
+{
+	RsEngine *engine = work->engine;
+	const RsBatch *batch = work->batch;
+
+	if (work->stage == RS_STAGE_CLAIM)
+	{
+		give_rows_back(batch);
+		return rs_recover(work);
+	}
+	if (is_callers_cancel(engine, work->error))
+	{
+		give_rows_back(batch);
+		rethrow_cancel(engine, work->error);
+	}
+	if (rs_is_transient(work->error))
+	{
+		if (!has_had_its_share(engine, batch->works[0].delivery.id_text))
+		{
+			give_rows_back(batch);
+			return RS_PROGRESS_TRANSIENT;
+		}
+		settle_rows_afresh(work,
+						   work->stage == RS_STAGE_SETTLE ? RS_CAUSE_SETTLE_ERROR : RS_CAUSE_ERROR);
+	}
+	else if (rs_table_form(&engine->subscription->queue.table) == RS_FORM_ROW_LOCK)
+		return after_failed_settlement(work);
+	else
+	{
+		rs_stats_count(RS_COUNT_SETTLE_FAILED);
+		settle_rows_afresh(work, RS_CAUSE_SETTLE_ERROR);
+	}
 	return RS_PROGRESS_DELIVERED;
 }

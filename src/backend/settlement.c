@@ -124,11 +124,18 @@ rs_report_failure(const RsWork *work)
 {
 	const RsEngine *engine = work->engine;
 
+	if (work->is_told)
+		return;
 	ereport(engine->session->trace_level == NOTICE ? WARNING : LOG,
 			errcode(work->error->sqlerrcode),
-			errmsg("subscription \"%s\": delivery of row %s failed (attempt " INT64_FORMAT "): %s",
-				   engine->subscription->name, work->delivery.id_text, work->delivery.attempt,
-				   work->error->message),
+			work->batch != NULL
+				? errmsg("subscription \"%s\": delivery of %d rows, from row %s on, failed: %s",
+						 engine->subscription->name, work->delivery.rows, work->delivery.id_text,
+						 work->error->message)
+				: errmsg("subscription \"%s\": delivery of row %s failed (attempt " INT64_FORMAT
+						 "): %s",
+						 engine->subscription->name, work->delivery.id_text, work->delivery.attempt,
+						 work->error->message),
 			work->error->detail ? errdetail_internal("%s", work->error->detail) : 0,
 			work->error->hint ? errhint("%s", work->error->hint) : 0, errhidestmt(true),
 			errhidecontext(true));

@@ -65,6 +65,12 @@ slot_count(void)
 	return rs_max_workers + RS_SESSION_SLOTS;
 }
 
+static int
+lease_count(void)
+{
+	return slot_count() + rs_batch_leases;
+}
+
 /* The leases lie behind the slots. */
 static Size
 lease_offset(void)
@@ -75,7 +81,7 @@ lease_offset(void)
 static Size
 shared_size(void)
 {
-	return add_size(lease_offset(), mul_size(slot_count(), sizeof(RsLease)));
+	return add_size(lease_offset(), mul_size(lease_count(), sizeof(RsLease)));
 }
 
 static void
@@ -174,7 +180,12 @@ shmem_startup(void)
 			pg_atomic_init_u32(&slot->idle, 0);
 			pg_atomic_init_u32(&slot->stop, 0);
 			pg_atomic_init_u32(&slot->changecount, 0);
+		}
+		rs_shared->leases = lease_count();
+		for (int i = 0; i < rs_shared->leases; i++)
+		{
 			SpinLockInit(&rs_shared->lease[i].mutex);
+			rs_shared->lease[i].slot = i < rs_shared->slots ? i : RS_NO_SLOT;
 		}
 		for (int i = 0; i < RS_MAX_HEARTBEATS; i++)
 		{

@@ -144,10 +144,15 @@ typedef struct RsHeartbeat
 	pg_atomic_uint64 looks_at; /* when it looks at the leases again by itself */
 } RsHeartbeat;
 
+#define RS_NO_SLOT (-1)
+
 /*
- * The lease of the delivery that a slot's process has in work; RsShared.lease
- * has one for each slot.  All of it is guarded by its mutex.
+ * The lease of a row that a slot's process has in work.  RsShared.lease has one
+ * for each slot, in the order of the slots, and behind them those that batches
+ * share: such a one is a slot's from its reservation until its row is settled.
+ * All of it is guarded by its mutex.
  *
+ *	slot				whose it is; RS_NO_SLOT: nobody's.  A slot's own never changes
  *	held				set by the process of the slot, which clears it to settle
  *	extender != 0		the heartbeat of this cookie has an extension under way,
  *						which writes "announced"; else the two tokens are equal
@@ -156,11 +161,12 @@ typedef struct RsHeartbeat
 typedef struct RsLease
 {
 	slock_t mutex;
+	int slot;
 	bool held;
 	bool lost;
 	bool blocked;  /* the last extension came to nothing */
 	bool reported; /* .. and that was logged */
-	uint64 serial; /* which lease of this slot: goes up with each */
+	uint64 serial; /* which row's: goes up with each */
 	uint64 extender;
 	Oid database;
 	Oid owner;
@@ -217,7 +223,8 @@ typedef struct RsShared
 	/* Set at start, constant afterwards. */
 	int worker_slots;
 	int slots;
-	RsLease *lease; /* of each slot */
+	int leases;
+	RsLease *lease; /* of each slot, and for batches */
 	RsCrash crash;
 	TimestampTz quiet_until; /* crash_restart_delay: nothing starts before */
 
