@@ -241,6 +241,24 @@ CALL ruststream.drain('kept', 1);
 SELECT in_words(to_jsonb(k)) FROM kept AS k WHERE id = 2;
 SELECT sqlstate, attempt, message FROM ruststream.failure;
 
+-- also where the settlement is what fails
+CREATE SEQUENCE settlements;
+CREATE FUNCTION conflict_twice() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	IF nextval('rs_lease.settlements') <= 2 THEN
+		RAISE serialization_failure USING MESSAGE = 'could not serialize';
+	END IF;
+	RETURN OLD;
+END $$;
+CREATE TRIGGER conflict BEFORE DELETE ON bare FOR EACH ROW EXECUTE FUNCTION conflict_twice();
+DELETE FROM effect;
+SELECT ruststream.alter_subscription('bare', lease => '1 hour');
+UPDATE bare SET payload = '{"do": "ack"}', locked_until = NULL;
+CALL ruststream.drain('bare');
+SELECT in_words(to_jsonb(b)) FROM bare AS b;
+SELECT * FROM effect;
+DROP TRIGGER conflict ON bare;
+
 -- counters
 SELECT subscription, lease_lost FROM ruststream.stat_subscription WHERE lease_lost > 0 ORDER BY 1;
 

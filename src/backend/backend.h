@@ -218,9 +218,11 @@ typedef struct RsDelivery
 	/*
 	 * Lease form: the token that the claim wrote, and the one that an extension
 	 * may have put in its place.  Both are up to date once the extensions have
-	 * been stopped (holds_lease is false again).
+	 * been stopped (holds_lease is false again).  The row may hold one of them for
+	 * longer: is_leased says so until it is settled, given back, or somebody else's.
 	 */
 	bool holds_lease;
+	bool is_leased;
 	TimestampTz token;
 	TimestampTz announced;
 

@@ -334,6 +334,7 @@ rs_finish(RsWork *work)
 		rs_lose(work);
 		return;
 	}
+	rs_forget_lease(&work->delivery);
 
 	if (settlement.operation == RS_OP_ACK && subscription->queue.wake && !work->inserted &&
 		!work->delivery.was_delayed)

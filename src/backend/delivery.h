@@ -123,6 +123,9 @@ extern RsProgress rs_deliver_lease(RsWork *work);
 /* Extend the lease no further, and learn which tokens the row may hold. */
 extern void rs_stop_lease(RsDelivery *delivery);
 
+/* The row is settled, given back, or somebody else's: nothing is left to release. */
+extern void rs_forget_lease(RsDelivery *delivery);
+
 /* --------------------------------------------------------- lane_advisory.c */
 
 extern RsProgress rs_deliver_advisory(RsWork *work);

@@ -32,8 +32,9 @@
 #include "utils/rel.h"
 
 /*
- * The delivery whose lease this process holds, where that is one of ours: when
- * it is told to go in the middle of it, the row need not wait for its lease to end.
+ * The delivery whose row this process has leased, where that is one of ours: when
+ * it is told to go before the row is settled, be it in the middle of its
+ * settlement, the row need not wait for its lease to end.
  */
 static RsWork *leased;
 
@@ -102,6 +103,7 @@ hold_lease(RsWork *work)
 
 	/* First say so: what follows may fail, and the row is leased already. */
 	work->delivery.holds_lease = true;
+	work->delivery.is_leased = true;
 	if (work->engine->session->is_process)
 		leased = work;
 	rs_lease_hold(subscription, &work->delivery, work->delivery.token, subscription->lease);
@@ -114,6 +116,12 @@ rs_stop_lease(RsDelivery *delivery)
 		return;
 	rs_lease_stop(&delivery->token, &delivery->announced);
 	delivery->holds_lease = false;
+}
+
+void
+rs_forget_lease(RsDelivery *delivery)
+{
+	delivery->is_leased = false;
 	leased = NULL;
 }
 

@@ -136,6 +136,31 @@ for my $queue ('leased', 'keyed')
 		"$queue: its writes are undone, its attempt was counted");
 }
 
+# A stop in the middle of the settlement is one, too.
+ask(<<'SQL');
+CREATE FUNCTION wait_for_key() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM pg_advisory_xact_lock(7);
+	RETURN OLD;
+END $$;
+CREATE TRIGGER settles_slowly BEFORE DELETE ON leased FOR EACH ROW EXECUTE FUNCTION wait_for_key();
+CREATE FUNCTION quick(job jsonb) RETURNS void LANGUAGE sql AS $$
+	INSERT INTO ran SELECT d.queue::text, d.id, d.attempt FROM ruststream.delivery() AS d $$;
+SELECT ruststream.subscribe('leased', 'leased', 'quick', lease => '1 hour');
+SQL
+my $holder = $node->background_psql('postgres');
+$holder->query_safe('SELECT pg_advisory_lock(7)');
+ask("DELETE FROM ran; INSERT INTO leased (payload) VALUES ('1')");
+wait_for($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'ruststream: leased' AND wait_event = 'advisory'",
+	'leased: a settlement is under way');
+ask("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'ruststream: leased'");
+$holder->query_safe('SELECT pg_advisory_unlock(7)');
+$holder->quit;
+wait_for_empty($node, 'leased', 'leased: a worker terminated in the middle of its settlement gives its row back');
+is(ask("SELECT string_agg(attempt::text, ' ') FROM ran WHERE queue = 'leased'"), '2',
+	'leased: there too its writes are undone, its attempt was counted');
+ask('DROP TRIGGER settles_slowly ON leased');
+
 # Dead, not stopped: the keys of a session end with it, a lease does not.
 my $pid = start_slow('keyed');
 kill 'KILL', $pid;
