@@ -301,7 +301,7 @@ rs_claim(RsEngine *engine, RsDelivery *deliveries, int limit)
 }
 
 int
-rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates)
+rs_claim_candidates(RsEngine *engine, bool free_only, RsCandidate *candidates)
 {
 	RsValues values;
 	int found;
@@ -309,10 +309,12 @@ rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates)
 	set_common_values(engine->subscription, &values);
 	rs_value_set(&values, RS_PARAM_LIMIT, Int64GetDatum(RS_MAX_CANDIDATES), 0);
 	rs_value_set(&values, RS_PARAM_HELD, held_array(engine), 0);
-	rs_value_set(&values, RS_PARAM_HELD_TOO, BoolGetDatum(held_too), 0);
-	found = find_rows(engine, &values);
+	found = free_only ? (int) rs_query(engine->plans, RS_OP_FREE_CANDIDATES, &values)
+					  : find_rows(engine, &values);
 	if (found == 0)
 	{
+		if (free_only)
+			SPI_freetuptable(SPI_tuptable);
 		look_ahead(engine, &values);
 		return 0;
 	}

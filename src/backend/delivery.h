@@ -81,12 +81,13 @@ typedef struct RsCandidate
 #define RS_MAX_CANDIDATES 10
 
 /*
- * Advisory lock form.  The first rows that are due and their keys; held_too:
- * also those whose key another session holds.  Returns how many, 0 as above.
+ * Advisory lock form.  The first rows that are due and their keys; free_only:
+ * of those whose key no other session holds, and which nobody has locked.  These
+ * are locked until the transaction ends.  Returns how many, 0 as above.
  * Then, with the key of one locked and in delivery->key, take it: false where it
  * is not to be claimed any more.
  */
-extern int rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates);
+extern int rs_claim_candidates(RsEngine *engine, bool free_only, RsCandidate *candidates);
 extern bool rs_claim_take(RsEngine *engine, RsDelivery *delivery);
 
 /* The row has been ended: the next claim may go on behind it. */
