@@ -259,6 +259,21 @@ SELECT in_words(to_jsonb(b)) FROM bare AS b;
 SELECT * FROM effect;
 DROP TRIGGER conflict ON bare;
 
+-- values that are stored apart from their rows, ids among them: with each delivery
+CREATE TABLE apart (id text PRIMARY KEY, payload text, headers jsonb, locked_until timestamptz);
+ALTER TABLE apart ALTER id SET STORAGE EXTERNAL, ALTER payload SET STORAGE EXTERNAL, ALTER headers SET STORAGE EXTERNAL;
+SELECT ruststream.attach_queue('apart', 'id', payload_column => 'payload', headers_column => 'headers', locked_until_column => 'locked_until');
+CREATE FUNCTION handle_apart(job text, d ruststream.delivery) RETURNS ruststream.outcome LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO rs_lease.effect VALUES (left(d.id, 1) || length(d.id) || ' ' || length(job) || ' ' || length(d.headers->>'a'), 1);
+	RETURN ruststream.ack();
+END $$;
+SELECT ruststream.subscribe('apart', 'apart', 'handle_apart', workers => 0);
+DELETE FROM effect;
+INSERT INTO apart SELECT i || repeat('i', 2100), repeat('p', 10000 * i), jsonb_build_object('a', repeat('h', 3000 * i)) FROM generate_series(1, 4) AS i;
+CALL ruststream.drain('apart');
+SELECT id FROM effect ORDER BY id;
+
 -- counters
 SELECT subscription, lease_lost FROM ruststream.stat_subscription WHERE lease_lost > 0 ORDER BY 1;
 
