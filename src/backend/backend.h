@@ -385,6 +385,16 @@ extern void rs_failure_record(const RsSubscription *subscription, const RsDelive
  */
 extern void rs_failure_prune(void);
 
+/* ------------------------------------------------------------- user_code.c */
+
+/*
+ * Would an update of this column of a table, which the caller has open and locked
+ * for it, run code that is not the server's: triggers, policies, rules,
+ * constraints?  Locks partitions likewise, without waiting; true also where it
+ * cannot.
+ */
+extern bool rs_update_runs_code(Relation relation, const char *column);
+
 /* ----------------------------------------------------------------- stats.c */
 
 #define RS_COUNTERS(X)                                                                             \

@@ -38,19 +38,6 @@
  */
 static RsWork *leased;
 
-/* Would an update of the table run somebody's triggers or policies? */
-static bool
-runs_code(Relation relation)
-{
-	const TriggerDesc *triggers = relation->trigdesc;
-
-	if (relation->rd_rel->relrowsecurity)
-		return true;
-	return triggers != NULL &&
-		   (triggers->trig_update_before_row || triggers->trig_update_after_row ||
-			triggers->trig_update_before_statement || triggers->trig_update_after_statement);
-}
-
 /*
  * Release the row: guarded, as ever, and without waiting for anybody, or running
  * anybody's code, since nothing can interrupt a process that exits.
@@ -68,7 +55,8 @@ release_row(RsWork *work)
 	relation = try_relation_open(relid, NoLock);
 	if (relation == NULL)
 		return;
-	if (!runs_code(relation))
+	if (!rs_update_runs_code(relation,
+							 engine->subscription->queue.table.column[RS_ROLE_LOCKED_UNTIL]))
 	{
 		rs_delivery_values(engine->subscription, &work->delivery, &values);
 		if (rs_execute(engine->plans, RS_OP_RECLAIM, &values) == 1)
