@@ -247,6 +247,18 @@ INSERT INTO strict SELECT i, 7 FROM generate_series(1, 5) AS i;
 CALL ruststream.drain('strict');
 SELECT * FROM account;
 
+-- also where it is a trigger that does, and one that is deferred
+CREATE FUNCTION unlock() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_unlock_all(); RETURN NULL; END $$;
+CREATE TABLE unlocking (id int PRIMARY KEY, attempt int, payload jsonb);
+SELECT ruststream.attach_queue('unlocking', 'id', attempt_column => 'attempt', payload_column => 'payload', lock_key => 'unlocking-{id}');
+CREATE CONSTRAINT TRIGGER unlock AFTER DELETE ON unlocking INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION unlock();
+SELECT ruststream.subscribe('unlocking', 'unlocking', 'handle', workers => 0);
+DELETE FROM effect;
+INSERT INTO unlocking VALUES (1, 1, '{"do": "ack"}');
+CALL ruststream.drain('unlocking', 1);
+SELECT id, attempt FROM unlocking;
+SELECT * FROM effect;
+
 -- values that are stored apart from their rows, ids among them: with each delivery
 CREATE TABLE apart (id text PRIMARY KEY, payload text, headers jsonb);
 ALTER TABLE apart ALTER id SET STORAGE EXTERNAL, ALTER payload SET STORAGE EXTERNAL, ALTER headers SET STORAGE EXTERNAL;

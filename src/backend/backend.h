@@ -238,6 +238,7 @@ typedef struct RsSession
 	void (*rollback)(void);                             /* also after an error, from any depth */
 	void (*clean)(void);                                /* between two deliveries: remove what the
 														 * handler left in the session */
+	void (*drop_cursors)(void);                         /* those of the handler, before a commit */
 	void (*loaded)(const RsSubscription *subscription); /* may be NULL */
 	bool rethrows_cancel;                               /* a cancel is the caller's, no failure */
 	bool is_process;                                    /* of ours, the session being its own */

@@ -229,6 +229,7 @@ handle_apart(RsWork *work)
 			MemoryContextSwitchTo(work->engine->delivery_context);
 			lock_queue(work->engine);
 			call_handler(work);
+			session->drop_cursors();
 			session->commit();
 		}
 	}
@@ -293,6 +294,8 @@ take_step(RsWork *work, rs_step step, const rs_settlement *settlement)
 			return true;
 		case RS_STEP_COMMIT:
 			RS_FAILPOINT("before_commit");
+			if (work->delivery.key != NULL)
+				rs_end_user_code(engine->session);
 			if (!rs_key_is_held(&work->delivery))
 				return false;
 			work->inserted |= rs_wake_is_marked(engine->subscription->queue.relid);

@@ -53,6 +53,9 @@ extern bool rs_engine_is_outdated(const RsEngine *engine);
 /* Fire what is deferred now, where the savepoint can still undo it. */
 extern void rs_fire_deferred_constraints(void);
 
+/* Nothing of the handler's, or of a trigger's, is left to run when the transaction commits. */
+extern void rs_end_user_code(const RsSession *session);
+
 /*
  * Begin the claim's transaction with a subscription that is up to date.
  * Returns false where there is nothing to deliver for (and no transaction).
