@@ -39,6 +39,23 @@ PG_FUNCTION_INFO_V1(rs_sql_drain);
 
 /* ---------------------------------------------------- drain's transactions */
 
+/* SPI's memory for our connection, which an abort would leave to the end of the CALL. */
+static MemoryContext spi_context;
+
+/* Called with the memory of the connection that an abort has ended, or NULL. */
+static void
+connect_spi(MemoryContext ended)
+{
+	MemoryContext portal_context = PortalContext;
+
+	if (ended != NULL)
+		MemoryContextDelete(ended);
+	spi_context = AllocSetContextCreate(PortalContext, "ruststream drain", ALLOCSET_SMALL_SIZES);
+	PortalContext = spi_context;
+	SPI_connect_ext(SPI_OPT_NONATOMIC);
+	PortalContext = portal_context;
+}
+
 /*
  * SPI_rollback after an error needs a clean stack of snapshots, portals and
  * savepoints, which only the rollback of a subtransaction restores: so each of
@@ -395,7 +412,7 @@ drain_rollback_procedure(void)
 	StartTransactionCommand();
 	if (ActivePortal != NULL)
 		ActivePortal->portalSnapshot = NULL;
-	SPI_connect_ext(SPI_OPT_NONATOMIC);
+	connect_spi(spi_context);
 	restore_settings();
 }
 
@@ -598,7 +615,7 @@ rs_sql_drain(PG_FUNCTION_ARGS)
 	check_can_deliver(subscription);
 	MemoryContextDelete(subscription->context);
 
-	SPI_connect_ext(SPI_OPT_NONATOMIC);
+	connect_spi(NULL);
 	remember_session_state(PortalContext);
 	rs_engine_init(&engine, &drain_session, id, PortalContext);
 	/* The caller's transaction has a snapshot; ours begin without one. */
