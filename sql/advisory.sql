@@ -247,5 +247,32 @@ INSERT INTO strict SELECT i, 7 FROM generate_series(1, 5) AS i;
 CALL ruststream.drain('strict');
 SELECT * FROM account;
 
+-- also where it is a trigger that does, and one that is deferred
+CREATE FUNCTION unlock() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_unlock_all(); RETURN NULL; END $$;
+CREATE TABLE unlocking (id int PRIMARY KEY, attempt int, payload jsonb);
+SELECT ruststream.attach_queue('unlocking', 'id', attempt_column => 'attempt', payload_column => 'payload', lock_key => 'unlocking-{id}');
+CREATE CONSTRAINT TRIGGER unlock AFTER DELETE ON unlocking INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION unlock();
+SELECT ruststream.subscribe('unlocking', 'unlocking', 'handle', workers => 0);
+DELETE FROM effect;
+INSERT INTO unlocking VALUES (1, 1, '{"do": "ack"}');
+CALL ruststream.drain('unlocking', 1);
+SELECT id, attempt FROM unlocking;
+SELECT * FROM effect;
+
+-- values that are stored apart from their rows, ids among them: with each delivery
+CREATE TABLE apart (id text PRIMARY KEY, payload text, headers jsonb);
+ALTER TABLE apart ALTER id SET STORAGE EXTERNAL, ALTER payload SET STORAGE EXTERNAL, ALTER headers SET STORAGE EXTERNAL;
+SELECT ruststream.attach_queue('apart', 'id', payload_column => 'payload', headers_column => 'headers', lock_key => 'apart-{id}');
+CREATE FUNCTION handle_apart(job text, d ruststream.delivery) RETURNS ruststream.outcome LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO rs_keys.effect VALUES (left(d.id, 1) || length(d.id) || ' ' || length(job) || ' ' || length(d.headers->>'a'), 1);
+	RETURN ruststream.ack();
+END $$;
+SELECT ruststream.subscribe('apart', 'apart', 'handle_apart', workers => 0);
+DELETE FROM effect;
+INSERT INTO apart SELECT i || repeat('i', 2100), repeat('p', 10000 * i), jsonb_build_object('a', repeat('h', 3000 * i)) FROM generate_series(1, 4) AS i;
+CALL ruststream.drain('apart');
+SELECT id FROM effect ORDER BY id;
+
 SET client_min_messages = error;
 DROP SCHEMA rs_keys CASCADE;

@@ -155,6 +155,11 @@ SELECT ruststream.autonomous('SELECT pg_sleep(0.4)');
 SELECT ruststream.autonomous('SELECT WHERE current_setting(''lock_timeout'') = ''100ms''');
 RESET lock_timeout;
 
+------------------------------------------------------- nothing is left of it
+SELECT ruststream.autonomous($$DECLARE left_open CURSOR WITH HOLD FOR SELECT set_config('work_mem', '7MB', false)$$);
+SELECT ruststream.autonomous($$SELECT FROM pg_cursors WHERE name = 'left_open'$$);
+SELECT ruststream.autonomous($$SELECT WHERE current_setting('work_mem') = '7MB'$$);
+
 -------------------------------------------------------------- interrupted
 SET statement_timeout = '300ms';
 SELECT ruststream.autonomous('INSERT INTO rs_auto.note (text) SELECT ''never'' FROM pg_sleep(60)');

@@ -43,7 +43,8 @@ BEGIN
 	SET LOCAL lock_timeout = '7s';
 	PERFORM set_config('work_mem', '7MB', false), set_config('application_name', 'handler', true);
 	EXECUTE 'PREPARE hygiene_h AS SELECT 1';
-	EXECUTE 'DECLARE hygiene_hold CURSOR WITH HOLD FOR SELECT generate_series(1, 3)';
+	/* whose query is read by the commit */
+	EXECUTE 'DECLARE hygiene_hold CURSOR WITH HOLD FOR SELECT set_config(''rs_hygiene.mine'', ''held'', false)';
 	EXECUTE 'DECLARE hygiene_plain CURSOR FOR SELECT 1';
 	EXECUTE 'LISTEN hygiene_h';
 	PERFORM pg_advisory_lock(7, 1), pg_advisory_lock(7, 1), pg_advisory_lock_shared(7, 2), pg_advisory_lock(77), pg_advisory_xact_lock(777);

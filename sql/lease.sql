@@ -241,6 +241,39 @@ CALL ruststream.drain('kept', 1);
 SELECT in_words(to_jsonb(k)) FROM kept AS k WHERE id = 2;
 SELECT sqlstate, attempt, message FROM ruststream.failure;
 
+-- also where the settlement is what fails
+CREATE SEQUENCE settlements;
+CREATE FUNCTION conflict_twice() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	IF nextval('rs_lease.settlements') <= 2 THEN
+		RAISE serialization_failure USING MESSAGE = 'could not serialize';
+	END IF;
+	RETURN OLD;
+END $$;
+CREATE TRIGGER conflict BEFORE DELETE ON bare FOR EACH ROW EXECUTE FUNCTION conflict_twice();
+DELETE FROM effect;
+SELECT ruststream.alter_subscription('bare', lease => '1 hour');
+UPDATE bare SET payload = '{"do": "ack"}', locked_until = NULL;
+CALL ruststream.drain('bare');
+SELECT in_words(to_jsonb(b)) FROM bare AS b;
+SELECT * FROM effect;
+DROP TRIGGER conflict ON bare;
+
+-- values that are stored apart from their rows, ids among them: with each delivery
+CREATE TABLE apart (id text PRIMARY KEY, payload text, headers jsonb, locked_until timestamptz);
+ALTER TABLE apart ALTER id SET STORAGE EXTERNAL, ALTER payload SET STORAGE EXTERNAL, ALTER headers SET STORAGE EXTERNAL;
+SELECT ruststream.attach_queue('apart', 'id', payload_column => 'payload', headers_column => 'headers', locked_until_column => 'locked_until');
+CREATE FUNCTION handle_apart(job text, d ruststream.delivery) RETURNS ruststream.outcome LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO rs_lease.effect VALUES (left(d.id, 1) || length(d.id) || ' ' || length(job) || ' ' || length(d.headers->>'a'), 1);
+	RETURN ruststream.ack();
+END $$;
+SELECT ruststream.subscribe('apart', 'apart', 'handle_apart', workers => 0);
+DELETE FROM effect;
+INSERT INTO apart SELECT i || repeat('i', 2100), repeat('p', 10000 * i), jsonb_build_object('a', repeat('h', 3000 * i)) FROM generate_series(1, 4) AS i;
+CALL ruststream.drain('apart');
+SELECT id FROM effect ORDER BY id;
+
 -- counters
 SELECT subscription, lease_lost FROM ruststream.stat_subscription WHERE lease_lost > 0 ORDER BY 1;
 

@@ -105,6 +105,18 @@ SELECT ruststream.alter_subscription('large', handler => 'take_large_row');
 CALL ruststream.drain('large');
 SELECT id, what FROM given ORDER BY n;
 
+-- an id as well; it is known for longer than its row is
+TRUNCATE given;
+CREATE TABLE long_id (id text PRIMARY KEY, payload jsonb);
+ALTER TABLE long_id ALTER id SET STORAGE EXTERNAL;
+SELECT ruststream.attach_queue('long_id', 'id', payload_column => 'payload');
+CREATE FUNCTION take_long_id(jsonb, d ruststream.delivery) RETURNS void
+LANGUAGE sql AS $$ SELECT rs_payload.given(left(d.id, 1) || ' of ' || length(d.id)) $$;
+SELECT ruststream.subscribe('long_id', 'long_id', 'take_long_id', workers => 0);
+INSERT INTO long_id SELECT i || repeat('i', 2100), '{}' FROM generate_series(1, 4) AS i;
+CALL ruststream.drain('long_id');
+SELECT what FROM given ORDER BY n;
+
 ------------------------------------------------------------------ no payload
 
 TRUNCATE given;

@@ -91,6 +91,22 @@ INSERT INTO keyed (id) VALUES (7);
 CALL ruststream.drain('in steps', 1);
 SELECT id, attempt FROM keyed;
 
+-- memory of the connections that failures have ended does not pile up
+DELETE FROM keyed;
+CREATE TABLE spi_context (id int, count int);
+CREATE PROCEDURE counts(job keyed) LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO spi_context SELECT job.id, count(*) FROM pg_backend_memory_contexts WHERE name IN ('SPI Proc', 'SPI Exec');
+	COMMIT;
+	RAISE EXCEPTION 'no';
+END $$;
+SELECT ruststream.alter_subscription('in steps', handler => 'counts', on_error => 'discard');
+INSERT INTO keyed (id) SELECT generate_series(8, 20);
+SET client_min_messages = error;
+CALL ruststream.drain('in steps');
+RESET client_min_messages;
+SELECT count(*), count(DISTINCT count) FROM spi_context;
+
 -- not from within another: a failure would take its connection, too
 DO $$ BEGIN CALL ruststream.drain('in steps'); END $$;
 -- not where it could not keep its promise

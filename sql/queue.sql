@@ -147,8 +147,10 @@ CREATE TABLE base (
     late bigint NOT NULL UNIQUE DEFERRABLE, number numeric NOT NULL UNIQUE, grp text,
     at_local timestamp, at timestamptz, must timestamptz NOT NULL, tries int,
     made int GENERATED ALWAYS AS (1) STORED, always int GENERATED ALWAYS AS IDENTITY,
-    headers text, fixed char(3)
+    headers text, fixed char(3), word text NOT NULL, pattern text NOT NULL
 );
+CREATE UNIQUE INDEX ON base (word COLLATE "C");
+CREATE UNIQUE INDEX ON base (pattern text_pattern_ops);
 CREATE UNIQUE INDEX ON base (half) WHERE half > 0;
 CREATE UNIQUE INDEX ON base (other, id);
 CREATE VIEW a_view AS SELECT * FROM base;
@@ -171,6 +173,8 @@ SELECT refused(format('SELECT ruststream.attach_queue(%s)', a)) FROM (VALUES
     ($$'base', 'other'$$),
     ($$'base', 'half'$$),
     ($$'base', 'late'$$),
+    ($$'base', 'word'$$),
+    ($$'base', 'pattern'$$),
     ($$'base', 'number'$$),
     ($$'base', 'id', group_column => 'id'$$),
     ($$'base', 'id', group_column => 'other'$$),

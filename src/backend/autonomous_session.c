@@ -37,6 +37,7 @@
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/portal.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
@@ -207,7 +208,9 @@ execute(RsReader *reader, uint64 number)
 	rows = SPI_processed;
 	SPI_finish();
 
+	/* What the commit would run: deferred triggers, and the queries of cursors WITH HOLD. */
 	fire_deferred_constraints();
+	PortalHashTableDeleteAll();
 	PopActiveSnapshot();
 	AtEOXact_GUC(false, nest_level);
 	CommitTransactionCommand();

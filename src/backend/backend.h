@@ -234,10 +234,12 @@ typedef struct RsDelivery
 	/*
 	 * Lease form: the token that the claim wrote, and the one that an extension
 	 * may have put in its place.  Both are up to date once the extensions have
-	 * been stopped (holds_lease is false again).
+	 * been stopped (holds_lease is false again).  The row may hold one of them for
+	 * longer: is_leased says so until it is settled, given back, or somebody else's.
 	 */
 	bool holds_lease;
 	int lease_number; /* in shared memory, from 1; 0: nothing extends it */
+	bool is_leased;
 	TimestampTz token;
 	TimestampTz announced;
 
@@ -253,6 +255,7 @@ typedef struct RsSession
 	void (*rollback)(void);                             /* also after an error, from any depth */
 	void (*clean)(void);                                /* between two deliveries: remove what the
 														 * handler left in the session */
+	void (*drop_cursors)(void);                         /* those of the handler, before a commit */
 	void (*loaded)(const RsSubscription *subscription); /* may be NULL */
 	bool rethrows_cancel;                               /* a cancel is the caller's, no failure */
 	bool is_process;                                    /* of ours, the session being its own */
@@ -446,6 +449,16 @@ extern void rs_failure_record(const RsSubscription *subscription, const RsDelive
  * transaction, connecting to SPI by itself.
  */
 extern void rs_failure_prune(void);
+
+/* ------------------------------------------------------------- user_code.c */
+
+/*
+ * Would an update of this column of a table, which the caller has open and locked
+ * for it, run code that is not the server's: triggers, policies, rules,
+ * constraints?  Locks partitions likewise, without waiting; true also where it
+ * cannot.
+ */
+extern bool rs_update_runs_code(Relation relation, const char *column);
 
 /* ----------------------------------------------------------------- stats.c */
 

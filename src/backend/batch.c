@@ -475,12 +475,12 @@ take_rows(RsWork *work)
 
 /* Look for candidates, and lock and take what can be had of them: how many were there? */
 static int
-take_batch(RsWork *work, int limit, bool held_too, RsProgress *progress)
+take_batch(RsWork *work, int limit, bool free_only, RsProgress *progress)
 {
 	RsEngine *engine = work->engine;
 	int sought = Max(limit, RS_MAX_CANDIDATES);
 	RsCandidate *candidates = palloc(sizeof(RsCandidate) * sought);
-	int count = rs_claim_candidates(engine, held_too, candidates, sought);
+	int count = rs_claim_candidates(engine, free_only, candidates, sought);
 
 	*progress = RS_PROGRESS_NOTHING;
 	rs_trace_step(engine, RS_STEP_CLAIM, psprintf("%d", count));
@@ -507,7 +507,7 @@ take_batch(RsWork *work, int limit, bool held_too, RsProgress *progress)
 	return count;
 }
 
-/* As for one row: the second look leaves out keys that are held elsewhere. */
+/* As for one row: the second look leaves out what is held elsewhere. */
 static RsProgress
 deliver_advisory(RsWork *work)
 {
@@ -515,10 +515,10 @@ deliver_advisory(RsWork *work)
 	int limit = Min(claim_limit(engine), MAX_KEYS);
 	RsProgress progress;
 
-	if (take_batch(work, limit, true, &progress) > 0 && progress == RS_PROGRESS_NOTHING)
+	if (take_batch(work, limit, false, &progress) > 0 && progress == RS_PROGRESS_NOTHING)
 	{
 		rs_engine_begin(engine, RS_ISOLATION_READ_COMMITTED);
-		(void) take_batch(work, limit, false, &progress);
+		(void) take_batch(work, limit, true, &progress);
 	}
 	if (progress == RS_PROGRESS_NOTHING)
 		return nothing_claimed(engine);

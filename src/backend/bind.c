@@ -226,14 +226,31 @@ index_predicate(Relation index)
 	return isnull ? NULL : stringToNode(TextDatumGetCString(stored));
 }
 
+/*
+ * Does the index tell values of this column apart as our statements do?  They
+ * compare by the column's collation and its type's own operators; ids that
+ * are two to the index and one to a settlement would end together.
+ */
+static bool
+index_key_compares(Relation index, int i, Relation relation, AttrNumber attnum)
+{
+	Form_pg_attribute attribute = TupleDescAttr(RelationGetDescr(relation), attnum - 1);
+	Oid opclass = GetDefaultOpClass(getBaseType(attribute->atttypid), BTREE_AM_OID);
+
+	return index->rd_index->indkey.values[i] == attnum &&
+		   index->rd_indcollation[i] == attribute->attcollation && OidIsValid(opclass) &&
+		   index->rd_opfamily[i] == get_opclass_family(opclass);
+}
+
 /* Is the id this index's only column, and every id in it at most once, always? */
 static bool
-index_makes_id_unique(Relation index, AttrNumber id)
+index_makes_id_unique(Relation index, Relation relation, AttrNumber id)
 {
 	Form_pg_index form = index->rd_index;
 
 	return index_is_usable(index) && form->indisunique && form->indimmediate &&
-		   form->indnkeyatts == 1 && form->indkey.values[0] == id && index_predicate(index) == NULL;
+		   form->indnkeyatts == 1 && index_key_compares(index, 0, relation, id) &&
+		   index_predicate(index) == NULL;
 }
 
 /* Is the index partial exactly where the claims need it to be? */
@@ -254,14 +271,11 @@ index_predicate_fits(Relation index, AttrNumber processed_at)
 
 /* Does key number i of the index sort as the claims ask it to? */
 static bool
-index_key_fits(Relation index, int i, rs_role role, const RsQueue *queue, Oid collation)
+index_key_fits(Relation index, int i, Relation relation, rs_role role, const RsQueue *queue)
 {
-	Oid opclass = GetDefaultOpClass(getBaseType(queue->type[role]), BTREE_AM_OID);
 	int16 order = index->rd_indoption[i];
 
-	if (index->rd_index->indkey.values[i] != queue->attnum[role] ||
-		index->rd_indcollation[i] != collation || !OidIsValid(opclass) ||
-		index->rd_opfamily[i] != get_opclass_family(opclass))
+	if (!index_key_compares(index, i, relation, queue->attnum[role]))
 		return false;
 	if (role == RS_ROLE_GROUP)
 		return true; /* one group is read: its order does not matter */
@@ -279,10 +293,7 @@ index_serves_claims(Relation index, Relation relation, const RsQueue *queue)
 		return false;
 	for (int i = 0; i < count; i++)
 	{
-		AttrNumber attnum = queue->attnum[roles[i]];
-		Oid collation = TupleDescAttr(RelationGetDescr(relation), attnum - 1)->attcollation;
-
-		if (!index_key_fits(index, i, roles[i], queue, collation))
+		if (!index_key_fits(index, i, relation, roles[i], queue))
 			return false;
 	}
 	return true;
@@ -296,7 +307,7 @@ id_is_unique(Relation relation, AttrNumber id)
 	foreach (cell, RelationGetIndexList(relation))
 	{
 		Relation index = index_open(lfirst_oid(cell), AccessShareLock);
-		bool result = index_makes_id_unique(index, id);
+		bool result = index_makes_id_unique(index, relation, id);
 
 		index_close(index, AccessShareLock);
 		if (result)
@@ -418,8 +429,8 @@ check_id(Relation relation, Form_pg_attribute attribute)
 		ereport(
 			ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 			errmsg("id column %s of table %s is not unique on its own", name, label),
-			errdetail("It must be the only column of a valid unique index that is neither "
-					  "partial nor deferrable."),
+			errdetail("It must be the only column of a valid unique index, in its own collation, "
+					  "that is neither partial nor deferrable."),
 			errhint("Run CREATE UNIQUE INDEX ON %s (%s), or name another id_column.", label, name));
 }
 

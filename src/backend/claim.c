@@ -17,6 +17,7 @@
 #include "utils/datum.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/snapmgr.h"
 #include "utils/typcache.h"
 
 static void
@@ -63,6 +64,36 @@ fetch(int row, int column, Oid type, bool *isnull)
 					   format_type_be(attribute->atttypid), format_type_be(type)));
 	value = SPI_getbinval(SPI_tuptable->vals[row], descriptor, column, isnull);
 	return *isnull ? (Datum) 0 : datumCopy(value, attribute->attbyval, attribute->attlen);
+}
+
+/*
+ * The value itself, where it is stored apart from its row: to read it takes a
+ * snapshot, and SPI has taken its own away.
+ */
+static Datum
+fetch_stored(Datum value)
+{
+	bool apart = VARATT_IS_EXTERNAL(DatumGetPointer(value));
+
+	if (apart)
+		PushActiveSnapshot(GetTransactionSnapshot());
+	value = PointerGetDatum(PG_DETOAST_DATUM(value));
+	if (apart)
+		PopActiveSnapshot();
+	return value;
+}
+
+/*
+ * The id, in the first column.  It outlives its row: in a mark, or left alone.  A
+ * row may keep even its id elsewhere.
+ */
+static Datum
+fetch_id(const RsEngine *engine, int row)
+{
+	bool isnull;
+	Datum id = fetch(row, 1, engine->subscription->queue.type[RS_ROLE_ID], &isnull);
+
+	return engine->id_length == -1 ? fetch_stored(id) : id;
 }
 
 static char *
@@ -244,17 +275,18 @@ fetch_for_later(const RsSubscription *subscription, int row, int column, Oid typ
 
 	if (*isnull || !toasted || rs_table_form(&subscription->queue.table) == RS_FORM_ROW_LOCK)
 		return value;
-	return PointerGetDatum(PG_DETOAST_DATUM(value));
+	return fetch_stored(value);
 }
 
 /* Fill in a delivery from one row of the result of a claim or a take. */
 static void
-read_delivery(const RsSubscription *subscription, int row, RsDelivery *delivery)
+read_delivery(const RsEngine *engine, int row, RsDelivery *delivery)
 {
+	const RsSubscription *subscription = engine->subscription;
 	const RsQueue *queue = &subscription->queue;
 	bool isnull;
 
-	delivery->id = fetch(row, 1, queue->type[RS_ROLE_ID], &isnull);
+	delivery->id = fetch_id(engine, row);
 	delivery->id_text = id_as_text(delivery->id, queue->type[RS_ROLE_ID]);
 	delivery->attempt = DatumGetInt64(fetch(row, 2, INT8OID, &isnull));
 	delivery->headers = fetch_for_later(
@@ -344,7 +376,7 @@ rs_claim(RsEngine *engine, RsDelivery *deliveries, int limit)
 		deliveries[i].claimed_at = now;
 		if (is_lease)
 			deliveries[i].token = deliveries[i].announced = now + subscription->lease;
-		read_delivery(subscription, i, &deliveries[i]);
+		read_delivery(engine, i, &deliveries[i]);
 	}
 	SPI_freetuptable(SPI_tuptable);
 	if (found > 1)
@@ -353,7 +385,7 @@ rs_claim(RsEngine *engine, RsDelivery *deliveries, int limit)
 }
 
 int
-rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates, int limit)
+rs_claim_candidates(RsEngine *engine, bool free_only, RsCandidate *candidates, int limit)
 {
 	RsValues values;
 	int found;
@@ -361,10 +393,12 @@ rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates, in
 	set_common_values(engine->subscription, &values);
 	rs_value_set(&values, RS_PARAM_LIMIT, Int64GetDatum(limit), 0);
 	rs_value_set(&values, RS_PARAM_HELD, held_array(engine), 0);
-	rs_value_set(&values, RS_PARAM_HELD_TOO, BoolGetDatum(held_too), 0);
-	found = find_rows(engine, &values);
+	found = free_only ? (int) rs_query(engine->plans, RS_OP_FREE_CANDIDATES, &values)
+					  : find_rows(engine, &values);
 	if (found == 0)
 	{
+		if (free_only)
+			SPI_freetuptable(SPI_tuptable);
 		look_ahead(engine, &values);
 		return 0;
 	}
@@ -374,7 +408,7 @@ rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates, in
 	{
 		bool isnull;
 
-		candidates[i].id = fetch(i, 1, engine->subscription->queue.type[RS_ROLE_ID], &isnull);
+		candidates[i].id = fetch_id(engine, i);
 		candidates[i].key = TextDatumGetCString(fetch(i, 2, TEXTOID, &isnull));
 	}
 	SPI_freetuptable(SPI_tuptable);
@@ -396,7 +430,7 @@ rs_claim_take(RsEngine *engine, RsDelivery *delivery)
 		SPI_freetuptable(SPI_tuptable);
 		return false;
 	}
-	read_delivery(subscription, 0, delivery);
+	read_delivery(engine, 0, delivery);
 	SPI_freetuptable(SPI_tuptable);
 	return true;
 }

@@ -245,6 +245,7 @@ handle_apart(RsWork *work)
 			MemoryContextSwitchTo(work->engine->delivery_context);
 			lock_queue(work->engine);
 			call_handler(work);
+			session->drop_cursors();
 			session->commit();
 		}
 	}
@@ -308,6 +309,8 @@ rs_take_step(RsWork *work, rs_step step)
 			return true;
 		case RS_STEP_COMMIT:
 			RS_FAILPOINT("before_commit");
+			if (work->delivery.key != NULL)
+				rs_end_user_code(engine->session);
 			if (!rs_key_is_held(&work->delivery))
 				return false;
 			work->inserted |= rs_wake_is_marked(engine->subscription->queue.relid);
@@ -371,6 +374,7 @@ rs_finish(RsWork *work)
 		rs_lose(work);
 		return;
 	}
+	rs_forget_lease(&work->delivery);
 
 	if (work->settlement.operation == RS_OP_ACK && engine->subscription->queue.wake &&
 		!work->inserted && !work->delivery.was_delayed)

@@ -71,6 +71,9 @@ extern bool rs_engine_is_outdated(const RsEngine *engine);
 /* Fire what is deferred now, where the savepoint can still undo it. */
 extern void rs_fire_deferred_constraints(void);
 
+/* Nothing of the handler's, or of a trigger's, is left to run when the transaction commits. */
+extern void rs_end_user_code(const RsSession *session);
+
 /*
  * Begin the claim's transaction with a subscription that is up to date.
  * Returns false where there is nothing to deliver for (and no transaction).
@@ -99,12 +102,14 @@ typedef struct RsCandidate
 #define RS_MAX_CANDIDATES 10
 
 /*
- * Advisory lock form.  The first rows that are due, at most limit, and their keys; held_too:
- * also those whose key another session holds.  Returns how many, 0 as above.
+ * Advisory lock form.  The first rows that are due, at most limit, and their keys; free_only:
+ * of those whose key no other session holds, and which nobody has locked.  These
+ * are locked until the transaction ends.  Returns how many, 0 as above.
  * Then, with the key of one locked and in delivery->key, take it: false where it
  * is not to be claimed any more.
  */
-extern int rs_claim_candidates(RsEngine *engine, bool held_too, RsCandidate *candidates, int limit);
+extern int rs_claim_candidates(RsEngine *engine, bool free_only, RsCandidate *candidates,
+							   int limit);
 extern bool rs_claim_take(RsEngine *engine, RsDelivery *delivery);
 
 /* The row has been ended: the next claim may go on behind it. */
@@ -194,6 +199,9 @@ extern void rs_hold_leases(RsWork *works, int count);
 
 /* Extend the lease no further, and learn which tokens the row may hold. */
 extern void rs_stop_lease(RsDelivery *delivery);
+
+/* The row is settled, given back, or somebody else's: nothing is left to release. */
+extern void rs_forget_lease(RsDelivery *delivery);
 
 /* --------------------------------------------------------- lane_advisory.c */
 

@@ -39,6 +39,23 @@ PG_FUNCTION_INFO_V1(rs_sql_drain);
 
 /* ---------------------------------------------------- drain's transactions */
 
+/* SPI's memory for our connection, which an abort would leave to the end of the CALL. */
+static MemoryContext spi_context;
+
+/* Called with the memory of the connection that an abort has ended, or NULL. */
+static void
+connect_spi(MemoryContext ended)
+{
+	MemoryContext portal_context = PortalContext;
+
+	if (ended != NULL)
+		MemoryContextDelete(ended);
+	spi_context = AllocSetContextCreate(PortalContext, "ruststream drain", ALLOCSET_SMALL_SIZES);
+	PortalContext = spi_context;
+	SPI_connect_ext(SPI_OPT_NONATOMIC);
+	PortalContext = portal_context;
+}
+
 /*
  * SPI_rollback after an error needs a clean stack of snapshots, portals and
  * savepoints, which only the rollback of a subtransaction restores: so each of
@@ -79,10 +96,13 @@ drain_rollback(void)
  * what handlers have left.  It runs outside the delivery's transaction, where
  * only session-level advisory locks remain.
  */
+#define CURSORS "SELECT 'cursor', c.name, 0, 0, 0, '' FROM pg_catalog.pg_cursors AS c"
+
+static const char cursors_text[] = CURSORS;
 static const char session_state_text[] =
 	"SELECT 'prepared', p.name, 0, 0, 0, '' FROM pg_catalog.pg_prepared_statements AS p "
-	"UNION ALL SELECT 'cursor', c.name, 0, 0, 0, '' FROM pg_catalog.pg_cursors AS c "
-	"UNION ALL SELECT 'channel', l, 0, 0, 0, '' FROM pg_catalog.pg_listening_channels() AS l "
+	"UNION ALL " CURSORS
+	" UNION ALL SELECT 'channel', l, 0, 0, 0, '' FROM pg_catalog.pg_listening_channels() AS l "
 	"UNION ALL SELECT 'object', '', d.classid::pg_catalog.int8, d.objid::pg_catalog.int8, 0, '' "
 	"FROM pg_catalog.pg_depend AS d "
 	"WHERE d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_namespace'::pg_catalog.regclass "
@@ -101,27 +121,28 @@ static const char session_state_text[] =
 /* Of each thing that the caller's session had before: its row, as one text. */
 static List *callers_state;
 
-/* The query, prepared once a backend: it runs after each delivery. */
+/* The queries, prepared once a backend: they run with each delivery. */
+static SPIPlanPtr cursors_plan;
 static SPIPlanPtr session_state_plan;
 
-/* Read the session's state; the result is in SPI_tuptable. */
+/* Read the session's state, or part of it; the result is in SPI_tuptable. */
 static uint64
-read_session_state(void)
+read_rows(SPIPlanPtr *plan, const char *text)
 {
 	MemoryContext save_context = CurrentMemoryContext;
 	int rc;
 
 	PushActiveSnapshot(GetTransactionSnapshot());
-	if (session_state_plan == NULL)
+	if (*plan == NULL)
 	{
-		SPIPlanPtr plan = SPI_prepare(session_state_text, 0, NULL);
+		SPIPlanPtr prepared = SPI_prepare(text, 0, NULL);
 
-		if (plan == NULL || SPI_keepplan(plan) != 0)
+		if (prepared == NULL || SPI_keepplan(prepared) != 0)
 			elog(ERROR, "could not prepare the query of the session's state: %s",
 				 SPI_result_code_string(SPI_result));
-		session_state_plan = plan;
+		*plan = prepared;
 	}
-	rc = SPI_execute_plan(session_state_plan, NULL, NULL, false, 0);
+	rc = SPI_execute_plan(*plan, NULL, NULL, false, 0);
 	PopActiveSnapshot();
 	/* SPI leaves us in its own memory. */
 	MemoryContextSwitchTo(save_context);
@@ -148,7 +169,7 @@ state_row(uint64 row, char **columns)
 static void
 remember_session_state(MemoryContext context)
 {
-	uint64 rows = read_session_state();
+	uint64 rows = read_rows(&session_state_plan, session_state_text);
 
 	callers_state = NIL;
 	for (uint64 i = 0; i < rows; i++)
@@ -198,6 +219,26 @@ drop_cursor(char **columns)
 		PortalDrop(portal, false);
 }
 
+/* The handler's cursors, before the commit; each transaction asks. */
+static void
+drain_drop_cursors(void)
+{
+	uint64 rows = read_rows(&cursors_plan, cursors_text);
+	SPITupleTable *cursors = SPI_tuptable;
+
+	for (uint64 i = 0; i < rows; i++)
+	{
+		char *columns[STATE_COLUMNS];
+		char *key;
+
+		SPI_tuptable = cursors;
+		key = state_row(i, columns);
+		if (!is_callers(key))
+			drop_cursor(columns);
+	}
+	SPI_freetuptable(cursors);
+}
+
 /* Remove one thing; what lies in the temporary schema goes in the end, all at once. */
 static void
 remove_from_session(char **columns, ObjectAddresses *temporary)
@@ -227,7 +268,7 @@ remove_from_session(char **columns, ObjectAddresses *temporary)
 static bool
 drain_clean_within(void)
 {
-	uint64 rows = read_session_state();
+	uint64 rows = read_rows(&session_state_plan, session_state_text);
 	SPITupleTable *state = SPI_tuptable;
 	bool is_clean = true;
 
@@ -246,7 +287,7 @@ drain_clean_within(void)
 static void
 drain_clean(void)
 {
-	uint64 rows = read_session_state();
+	uint64 rows = read_rows(&session_state_plan, session_state_text);
 	SPITupleTable *state = SPI_tuptable;
 	ObjectAddresses *temporary = new_object_addresses();
 
@@ -394,7 +435,7 @@ drain_rollback_procedure(void)
 	StartTransactionCommand();
 	if (ActivePortal != NULL)
 		ActivePortal->portalSnapshot = NULL;
-	SPI_connect_ext(SPI_OPT_NONATOMIC);
+	connect_spi(spi_context);
 	restore_settings();
 }
 
@@ -426,6 +467,7 @@ static const RsSession drain_session = {
 	.commit = drain_commit,
 	.rollback = drain_rollback,
 	.clean = drain_clean,
+	.drop_cursors = drain_drop_cursors,
 	.loaded = require_owner,
 	.rethrows_cancel = true,
 	.is_process = false,
@@ -603,7 +645,7 @@ rs_sql_drain(PG_FUNCTION_ARGS)
 	check_can_deliver(subscription);
 	MemoryContextDelete(subscription->context);
 
-	SPI_connect_ext(SPI_OPT_NONATOMIC);
+	connect_spi(NULL);
 	remember_session_state(PortalContext);
 	rs_engine_init(&engine, &drain_session, id, PortalContext);
 	/* The caller's transaction has a snapshot; ours begin without one. */

@@ -104,15 +104,26 @@ rs_fire_deferred_constraints(void)
 	AfterTriggerSetState(all_immediate);
 }
 
+/*
+ * What a commit would run of it: deferred triggers, and the query of each cursor
+ * WITH HOLD, which goes unread.
+ */
+void
+rs_end_user_code(const RsSession *session)
+{
+	rs_fire_deferred_constraints();
+	session->drop_cursors();
+}
+
 void
 rs_engine_commit(RsEngine *engine)
 {
 	rs_trace_step(engine, RS_STEP_COMMIT, "");
 	/*
-	 * User code runs in a settlement, too: triggers, and deferred ones, which
-	 * must not be left to run behind the end of what they may set.
+	 * User code runs in a settlement, too: it must not be left to run behind the
+	 * end of what it may set.
 	 */
-	rs_fire_deferred_constraints();
+	rs_end_user_code(engine->session);
 	AtEOXact_GUC(false, engine->nest_level);
 	engine->session->commit();
 	MemoryContextSwitchTo(engine->delivery_context);

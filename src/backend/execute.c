@@ -168,8 +168,6 @@ parameter_type(const RsQueue *queue, rs_parameter parameter)
 		case RS_PARAM_TOKEN:
 		case RS_PARAM_ANNOUNCED:
 			return TIMESTAMPTZOID;
-		case RS_PARAM_HELD_TOO:
-			return BOOLOID;
 		case RS_PARAM_ATTEMPT:
 		case RS_PARAM_LIMIT:
 		case RS_PARAM_PRIORITY:

@@ -23,6 +23,7 @@
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/portal.h"
 #include "utils/snapmgr.h"
 #include "utils/timeout.h"
 
@@ -256,6 +257,7 @@ write_token(const Extension *extension)
 	rows = rs_execute(entry->plans, RS_OP_EXTEND, &values);
 	/* While they can still be cancelled. */
 	rs_fire_deferred_constraints();
+	PortalHashTableDeleteAll();
 	AtEOXact_GUC(false, nest_level);
 	return rows > 0;
 }

@@ -86,10 +86,10 @@ rs_unlock_key(const RsEngine *engine, RsDelivery *delivery)
 /* ------------------------------------------------------------------ the lane */
 
 static int
-find_candidates(RsWork *work, bool held_too, RsCandidate *candidates)
+find_candidates(RsWork *work, bool free_only, RsCandidate *candidates)
 {
 	RsEngine *engine = work->engine;
-	int count = rs_claim_candidates(engine, held_too, candidates, RS_MAX_CANDIDATES);
+	int count = rs_claim_candidates(engine, free_only, candidates, RS_MAX_CANDIDATES);
 
 	rs_trace_step(engine, RS_STEP_CLAIM, psprintf("%d", count));
 	rs_engine_commit(engine);
@@ -155,21 +155,21 @@ take_one(RsWork *work, const RsCandidate *candidates, int count)
 /*
  * The claim's transaction has begun, at READ COMMITTED.  The first look does
  * not ask who holds which key, which costs a walk through all locks of the
- * server: it is the second that leaves out what is held elsewhere, where
- * none of the first rows could be had.
+ * server, nor for the rows' own locks: it is the second that leaves out what is
+ * held elsewhere, where none of the first rows could be had.
  */
 RsProgress
 rs_deliver_advisory(RsWork *work)
 {
 	RsEngine *engine = work->engine;
 	RsCandidate candidates[RS_MAX_CANDIDATES];
-	int count = find_candidates(work, true, candidates);
+	int count = find_candidates(work, false, candidates);
 	RsProgress progress = take_one(work, candidates, count);
 
 	if (progress == RS_PROGRESS_NOTHING && count > 0)
 	{
 		rs_engine_begin(engine, RS_ISOLATION_READ_COMMITTED);
-		count = find_candidates(work, false, candidates);
+		count = find_candidates(work, true, candidates);
 		progress = take_one(work, candidates, count);
 	}
 	if (progress == RS_PROGRESS_NOTHING && rs_claim_held_until(engine) != 0)

@@ -32,26 +32,13 @@
 #include "utils/rel.h"
 
 /*
- * The deliveries whose leases this process holds, where it is one of ours: when
- * it is told to go in the middle of them, the rows need not wait for their leases to
- * end.  NULL once none of them is held.
+ * The deliveries whose rows this process has leased, where it is one of ours: when
+ * it is told to go before they are settled, be it in the middle of their
+ * settlement, the rows need not wait for their leases to end.  NULL once none is left.
  */
 static RsWork *leased;
 static int leased_count;
-static int leased_held;
-
-/* Would an update of the table run somebody's triggers or policies? */
-static bool
-runs_code(Relation relation)
-{
-	const TriggerDesc *triggers = relation->trigdesc;
-
-	if (relation->rd_rel->relrowsecurity)
-		return true;
-	return triggers != NULL &&
-		   (triggers->trig_update_before_row || triggers->trig_update_after_row ||
-			triggers->trig_update_before_statement || triggers->trig_update_after_statement);
-}
+static int leased_held; /* so many of them are still leased */
 
 /* Release a row: guarded, as ever, and without waiting for anybody. */
 static void
@@ -70,19 +57,21 @@ release_row(const RsWork *work)
  * nothing can interrupt a process that exits.
  */
 static void
-release_rows(const RsWork *works, int count, const bool *held)
+release_rows(const RsWork *works, int count)
 {
-	Oid relid = works[0].engine->subscription->queue.relid;
+	const RsQueue *queue = &works[0].engine->subscription->queue;
 	Relation relation;
+	bool runs_code;
 
-	if (!ConditionalLockRelationOid(relid, RowExclusiveLock))
+	if (!ConditionalLockRelationOid(queue->relid, RowExclusiveLock))
 		return;
-	relation = try_relation_open(relid, NoLock);
+	relation = try_relation_open(queue->relid, NoLock);
 	if (relation == NULL)
 		return;
-	for (int i = 0; i < count && !runs_code(relation); i++)
+	runs_code = rs_update_runs_code(relation, queue->table.column[RS_ROLE_LOCKED_UNTIL]);
+	for (int i = 0; i < count && !runs_code; i++)
 	{
-		if (held[i])
+		if (works[i].delivery.is_leased)
 			release_row(&works[i]);
 	}
 	relation_close(relation, NoLock);
@@ -94,20 +83,15 @@ release_at_exit(int code, Datum arg)
 	RsWork *works = leased;
 	int count = leased_count;
 	const RsSession *session;
-	bool *held;
 
 	if (works == NULL)
 		return;
 	AbortOutOfAnyTransaction();
 	session = works[0].engine->session;
-	held = MemoryContextAlloc(works[0].engine->delivery_context, sizeof(bool) * count);
 	for (int i = 0; i < count; i++)
-	{
-		held[i] = works[i].delivery.holds_lease;
 		rs_stop_lease(&works[i].delivery);
-	}
 	session->begin(RS_ISOLATION_READ_COMMITTED);
-	release_rows(works, count, held);
+	release_rows(works, count);
 	session->commit();
 }
 
@@ -123,7 +107,7 @@ rs_hold_leases(RsWork *works, int count)
 
 	/* First say so: what follows may fail, and the rows are leased already. */
 	for (int i = 0; i < count; i++)
-		works[i].delivery.holds_lease = true;
+		works[i].delivery.holds_lease = works[i].delivery.is_leased = true;
 	leased_held = count;
 	leased_count = count;
 	leased = engine->session->is_process ? works : NULL;
@@ -138,6 +122,14 @@ rs_stop_lease(RsDelivery *delivery)
 		return;
 	rs_lease_stop(delivery);
 	delivery->holds_lease = false;
+}
+
+void
+rs_forget_lease(RsDelivery *delivery)
+{
+	if (!delivery->is_leased)
+		return;
+	delivery->is_leased = false;
 	if (--leased_held == 0)
 		leased = NULL;
 }

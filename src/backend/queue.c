@@ -361,7 +361,10 @@ rs_sql_detach_queue(PG_FUNCTION_ARGS)
 	if (exists)
 	{
 		require_owner(relid);
-		LockRelationOid(relid, ShareRowExclusiveLock);
+		/* At once what the drop of the trigger takes: a delivery in work deadlocks with an upgrade.
+		 */
+		LockRelationOid(relid,
+						has_wake_trigger(relid) ? AccessExclusiveLock : ShareRowExclusiveLock);
 	}
 	if (rs_queue_row(relid) == NULL)
 		ereport(ERROR, errcode(ERRCODE_UNDEFINED_OBJECT),

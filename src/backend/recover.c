@@ -76,6 +76,8 @@ try_afresh(RsWork *work, const rs_settlement *settlement, bool records)
 		if (records)
 			rs_record_failure(work);
 		rs_engine_commit(engine);
+		if (result == AFRESH_SETTLED)
+			rs_forget_lease(&work->delivery);
 	}
 	PG_CATCH();
 	{
@@ -106,7 +108,7 @@ give_back(RsWork *work)
 	RsEngine *engine = work->engine;
 
 	/* Where there is no row there may be no subscription: it could not be loaded. */
-	if (work->delivery.holds_lease)
+	if (work->delivery.is_leased)
 	{
 		rs_policy uncapped = engine->subscription->policy;
 		rs_settlement settlement;
@@ -115,6 +117,7 @@ give_back(RsWork *work)
 		settlement = rs_settle(&engine->subscription->queue.table, &uncapped, RS_CAUSE_ANSWER,
 							   RS_OUTCOME_RETRY, false, work->delivery.attempt);
 		(void) try_afresh(work, &settlement, false);
+		rs_forget_lease(&work->delivery);
 	}
 	rs_unlock_key(engine, &work->delivery);
 }
@@ -241,8 +244,9 @@ rs_lose(RsWork *work)
 	work->error = error;
 
 	(void) try_afresh(work, NULL, true);
-	/* It may be due at once, and be lost again. */
+	/* It may be due at once, and be lost again; where it is ours after all, its lease ends. */
 	rs_claim_hold(engine, &work->delivery);
+	rs_forget_lease(&work->delivery);
 	give_back(work);
 	rs_report_failure(work);
 	rs_forget_transient_failures(engine);

@@ -172,6 +172,7 @@ static const RsSession worker_session = {
 	.commit = worker_commit,
 	.rollback = worker_rollback,
 	.clean = rs_session_clean,
+	.drop_cursors = PortalHashTableDeleteAll,
 	.loaded = worker_loaded,
 	.rethrows_cancel = false,
 	.is_process = true,

@@ -33,9 +33,11 @@ typedef struct rs_catalogue
 	const char *const *claim_row_by_delay;
 	const char *const *claim_payload_by_delay;
 	const char *const *candidates_by_delay;
+	const char *const *free_candidates_by_delay;
 	const char *const *claim_row_by_level;
 	const char *const *claim_payload_by_level;
 	const char *const *candidates_by_level;
+	const char *const *free_candidates_by_level;
 	const char *before_lease;
 	const char *after_lease;
 	const char *const *publish_defaults;

@@ -257,6 +257,7 @@ extern bool rs_key_column(const char *lock_key, int n, const char **start, size_
 	X(RS_OP_CANDIDATES, "candidates") /* advisory lock: id and key of rows to be taken */          \
 	X(RS_OP_CANDIDATES_BEHIND, "candidates_behind")                                                \
 	X(RS_OP_CANDIDATES_BEHIND_PRIORITY, "candidates_behind_priority")                              \
+	X(RS_OP_FREE_CANDIDATES, "free_candidates") /* .. that nobody else holds, locked */            \
 	X(RS_OP_TAKE_ROW, "take_row") /* advisory lock: one of them, as a claim returns it */          \
 	X(RS_OP_TAKE_PAYLOAD, "take_payload")                                                          \
 	X(RS_OP_NEXT_DUE, "next_due")   /* when the next row comes due */                              \
@@ -297,7 +298,6 @@ extern const char *rs_operation_word(rs_operation operation);
 	X(RS_PARAM_LIMIT, "limit")           /* how many rows at most, bigint */                       \
 	X(RS_PARAM_ANNOUNCED, "announced")   /* the one that may have replaced it */                   \
 	X(RS_PARAM_KEY, "key")               /* the advisory key, text */                              \
-	X(RS_PARAM_HELD_TOO, "held_too")     /* also rows whose key is held, boolean */                \
 	X(RS_PARAM_PRIORITY, "priority")     /* bigint */                                              \
 	X(RS_PARAM_PARTITION_KEY, "partition_key") /* text */                                          \
 	X(RS_PARAM_HEADERS, "headers")             /* in the column's own type */                      \

@@ -54,6 +54,8 @@ variant_for(const rs_catalogue *from, rs_operation operation, const rs_table *ta
 		return has_priority ? from->claim_payload_by_level : from->claim_payload_by_delay;
 	if (operation == RS_OP_CANDIDATES)
 		return has_priority ? from->candidates_by_level : from->candidates_by_delay;
+	if (operation == RS_OP_FREE_CANDIDATES)
+		return has_priority ? from->free_candidates_by_level : from->free_candidates_by_delay;
 	return NULL;
 }
 

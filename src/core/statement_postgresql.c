@@ -64,21 +64,19 @@
 #define OF_CLAIM(carried) (CLAIMED(carried) PLACE, UNLEASED, " FOR UPDATE SKIP LOCKED")
 #define CLAIM_ROW OF_CLAIM("ruststream_row")
 #define CLAIM_PAYLOAD OF_CLAIM("ruststream_row.{payload}")
-#define OF_CANDIDATES ("ruststream_row.{id}, {key}", KEY_IS_FREE, "")
+#define OF_CANDIDATES ("ruststream_row.{id}, {key}", "", "")
+#define OF_FREE_CANDIDATES ("ruststream_row.{id}, {key}", KEY_IS_FREE, " FOR UPDATE SKIP LOCKED")
 
-/*
- * NOT .. ANY, and not <> ALL, since only the former is hashed: the keys are read
- * once, and not at all where :held_too is true.
- */
+/* NOT .. ANY, and not <> ALL, since only the former is hashed: the keys are read once. */
 #define KEY_IS_FREE                                                                                \
-	WHERE " (:held_too OR NOT pg_catalog.hashtextextended({key}, 0) OPERATOR(pg_catalog.=) ANY ("  \
+	WHERE " NOT pg_catalog.hashtextextended({key}, 0) OPERATOR(pg_catalog.=) ANY ("                \
 		  "SELECT (k.classid::pg_catalog.int8 OPERATOR(pg_catalog.<<) 32)"                         \
 		  " OPERATOR(pg_catalog.|) k.objid::pg_catalog.int8 FROM pg_catalog.pg_locks AS k"         \
 		  " WHERE k.locktype OPERATOR(pg_catalog.=) 'advisory' AND k.granted"                      \
 		  " AND k.objsubid OPERATOR(pg_catalog.=) 1"                                               \
 		  " AND k.database OPERATOR(pg_catalog.=) (SELECT d.oid FROM pg_catalog.pg_database AS d"  \
 		  " WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database())"                 \
-		  " AND k.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid()))"
+		  " AND k.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid())"
 
 /* found: what is selected, a condition on it, and its locking clause. */
 #define FIND(found, which) FIND_OPENED(which, OPEN found)
@@ -212,9 +210,6 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 * SELECT ruststream_row."id", pg_catalog.concat(E'jobs-', ruststream_row."id")
 	 * FROM "schema"."table" AS ruststream_row
 	 * WHERE .. as above ..
-	 *     AND (:held_too OR NOT pg_catalog.hashtextextended(the key, 0) OPERATOR(pg_catalog.=) ANY
-	 * (
-	 *         .. the advisory keys that other sessions hold ..))
 	 * ORDER BY .. LIMIT :limit
 	 *
 	 * No row is locked: nothing of a candidate outlasts the statement.
@@ -225,6 +220,18 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	[RS_OP_CANDIDATES_BEHIND_PRIORITY] = {.statements = {FIND(OF_CANDIDATES, OF_PRIORITY BEHIND)},
 										  .needs = RS_ROLE_PRIORITY,
 										  .forms = KEYED},
+
+	/*
+	 * Of those the ones that can be had:
+	 *
+	 *     AND NOT pg_catalog.hashtextextended(the key, 0) OPERATOR(pg_catalog.=) ANY (
+	 *         .. the advisory keys that other sessions hold ..)
+	 * ORDER BY .. LIMIT :limit FOR UPDATE SKIP LOCKED
+	 *
+	 * A row that somebody else has locked could not be taken, and would stand in the
+	 * way of those behind it.  The locks end with the look's own transaction.
+	 */
+	[RS_OP_FREE_CANDIDATES] = {.statements = {FIND(OF_FREE_CANDIDATES, "")}, .forms = KEYED},
 
 	/*
 	 * WITH ruststream_found (id, attempt, headers, input, priority, retry_after) AS MATERIALIZED (
@@ -504,6 +511,8 @@ static const char *const postgresql_candidates_by_delay[] = BY_DELAY(OF_CANDIDAT
 static const char *const postgresql_claim_row_by_level[] = BY_LEVEL(CLAIM_ROW);
 static const char *const postgresql_claim_payload_by_level[] = BY_LEVEL(CLAIM_PAYLOAD);
 static const char *const postgresql_candidates_by_level[] = BY_LEVEL(OF_CANDIDATES);
+static const char *const postgresql_free_candidates_by_delay[] = BY_DELAY(OF_FREE_CANDIDATES);
+static const char *const postgresql_free_candidates_by_level[] = BY_LEVEL(OF_FREE_CANDIDATES);
 
 /*
  * The claims of a lease table; .. is the claim as in the row lock form.
@@ -546,9 +555,11 @@ const rs_catalogue rs_postgresql_catalogue = {
 	.claim_row_by_delay = postgresql_claim_row_by_delay,
 	.claim_payload_by_delay = postgresql_claim_payload_by_delay,
 	.candidates_by_delay = postgresql_candidates_by_delay,
+	.free_candidates_by_delay = postgresql_free_candidates_by_delay,
 	.claim_row_by_level = postgresql_claim_row_by_level,
 	.claim_payload_by_level = postgresql_claim_payload_by_level,
 	.candidates_by_level = postgresql_candidates_by_level,
+	.free_candidates_by_level = postgresql_free_candidates_by_level,
 	.before_lease = postgresql_before_lease,
 	.after_lease = postgresql_after_lease,
 	.publish_defaults = postgresql_publish_defaults,

@@ -179,7 +179,7 @@ BEGIN
 	CREATE TEMPORARY TABLE left_table (a integer) ON COMMIT PRESERVE ROWS;
 	CREATE TEMPORARY SEQUENCE left_sequence;
 	EXECUTE 'PREPARE left_plan AS SELECT 1';
-	EXECUTE 'DECLARE left_open CURSOR WITH HOLD FOR SELECT generate_series(1, 10)';
+	EXECUTE 'DECLARE left_open CURSOR WITH HOLD FOR SELECT set_config(''work_mem'', ''9MB'', false)';
 	PERFORM pg_advisory_lock(4711), pg_advisory_lock(4711), pg_advisory_lock_shared(4712);
 	PERFORM set_config('app.note', 'left', false), set_config('app.local', 'left', true);
 	PERFORM set_config('work_mem', '7MB', false), set_config('search_path', 'pg_temp', false);

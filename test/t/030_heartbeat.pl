@@ -314,6 +314,7 @@ BEGIN
 	INSERT INTO extended_by SELECT TG_TABLE_NAME, current_user, backend_type
 	FROM pg_stat_activity WHERE pid = pg_backend_pid();
 	PERFORM set_config('application_name', 'not any more', false), pg_advisory_lock(4711);
+	EXECUTE 'DECLARE left_open CURSOR WITH HOLD FOR SELECT set_config(''application_name'', ''nor now'', false)';
 	CREATE TEMPORARY TABLE litter ();
 	RETURN NULL;
 END $$;

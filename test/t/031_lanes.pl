@@ -114,7 +114,7 @@ BEGIN
 		PERFORM pg_sleep(3600);
 	END IF;
 END $$;
-SELECT ruststream.alter_subscription('leased', handler => 'slow', transactional => true);
+SELECT ruststream.alter_subscription('leased', handler => 'slow', transactional => true, lease => '1 hour');
 SELECT ruststream.alter_subscription('keyed', handler => 'slow', transactional => true);
 SQL
 
@@ -127,6 +127,11 @@ sub start_slow
 	return ask("SELECT pid FROM ruststream.delivery_in_work WHERE subscription = '$queue'");
 }
 
+# The server's own triggers and functions are no reason to leave a row leased.
+ask(<<'SQL');
+CREATE TABLE account (id int PRIMARY KEY);
+ALTER TABLE leased ADD COLUMN account int REFERENCES account, ADD CHECK (attempt > 0);
+SQL
 for my $queue ('leased', 'keyed')
 {
 	my $pid = start_slow($queue);
@@ -135,6 +140,51 @@ for my $queue ('leased', 'keyed')
 	is(ask("SELECT string_agg(attempt::text, ' ') FROM ran WHERE queue = '$queue'"), '2',
 		"$queue: its writes are undone, its attempt was counted");
 }
+
+# A stop in the middle of the settlement is one, too.
+ask(<<'SQL');
+CREATE FUNCTION wait_for_key() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM pg_advisory_xact_lock(7);
+	RETURN OLD;
+END $$;
+CREATE TRIGGER settles_slowly BEFORE DELETE ON leased FOR EACH ROW EXECUTE FUNCTION wait_for_key();
+CREATE FUNCTION quick(job jsonb) RETURNS void LANGUAGE sql AS $$
+	INSERT INTO ran SELECT d.queue::text, d.id, d.attempt FROM ruststream.delivery() AS d $$;
+SELECT ruststream.alter_subscription('leased', handler => 'quick');
+SQL
+my $holder = $node->background_psql('postgres');
+$holder->query_safe('SELECT pg_advisory_lock(7)');
+ask("DELETE FROM ran; INSERT INTO leased (payload) VALUES ('1')");
+wait_for($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name = 'ruststream: leased' AND wait_event = 'advisory'",
+	'leased: a settlement is under way');
+ask("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = 'ruststream: leased'");
+$holder->query_safe('SELECT pg_advisory_unlock(7)');
+$holder->quit;
+wait_for_empty($node, 'leased', 'leased: a worker terminated in the middle of its settlement gives its row back');
+is(ask("SELECT string_agg(attempt::text, ' ') FROM ran WHERE queue = 'leased'"), '2',
+	'leased: there too its writes are undone, its attempt was counted');
+ask("DROP TRIGGER settles_slowly ON leased; SELECT ruststream.alter_subscription('leased', handler => 'slow')");
+
+# A process that exits cannot be interrupted, and so runs nobody's code: here that
+# of a partition.
+ask(<<'SQL');
+CREATE TABLE parted (id int PRIMARY KEY, payload jsonb, locked_until timestamptz) PARTITION BY RANGE (id);
+CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (1) TO (9);
+CREATE TRIGGER releases_slowly BEFORE UPDATE ON parted_1 FOR EACH ROW
+	WHEN (NEW.locked_until IS NULL) EXECUTE FUNCTION wait_for_key();
+SELECT ruststream.attach_queue('parted', 'id', payload_column => 'payload', locked_until_column => 'locked_until');
+SELECT ruststream.subscribe('parted', 'parted', 'slow');
+SQL
+$holder = $node->background_psql('postgres');
+$holder->query_safe('SELECT pg_advisory_lock(7)');
+ask("DELETE FROM ran; INSERT INTO parted VALUES (1, '1')");
+wait_for($node, "SELECT count(*) = 1 FROM ruststream.delivery_in_work WHERE subscription = 'parted'", 'parted: a delivery is in work');
+is(ask("SELECT pg_terminate_backend(pid, 60000) FROM ruststream.delivery_in_work WHERE subscription = 'parted'"), 't',
+	"parted: a terminated worker runs no trigger of a partition as it leaves");
+$holder->query_safe('SELECT pg_advisory_unlock(7)');
+$holder->quit;
+ask("SELECT ruststream.unsubscribe('parted')");
 
 # Dead, not stopped: the keys of a session end with it, a lease does not.
 my $pid = start_slow('keyed');
