@@ -527,6 +527,21 @@ LANGUAGE c
 AS 'MODULE_PATHNAME', 'rs_sql_drain';
 COMMENT ON PROCEDURE ruststream.drain(text, bigint) IS 'deliver in this session until nothing is due';
 
+------------------------------------------------------------------- operating
+
+/*
+ * cancel: cancel the delivery of a row while its handler runs, be it a worker's
+ * or a drain's.  It counts as a failure: what the handler has written is undone, and
+ * the error policy says what becomes of the row.  id is as in delivery_in_work.
+ * Returns false where no handler serves that row.  Members of the subscription's
+ * owner only.  Errors: 42704 not a queue, 42501, 55000 not preloaded.
+ */
+CREATE FUNCTION ruststream.cancel(queue regclass, id text)
+RETURNS boolean
+LANGUAGE c STRICT
+AS 'MODULE_PATHNAME', 'rs_sql_cancel';
+COMMENT ON FUNCTION ruststream.cancel(regclass, text) IS 'cancel the delivery of a row while its handler runs';
+
 -------------------------------------------------------- what the views read
 
 -- Counters of this database's subscriptions, from shared memory.

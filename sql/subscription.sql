@@ -142,7 +142,7 @@ SELECT refused(format('SELECT ruststream.subscribe(%s)', a)) FROM (VALUES
     ($$'a', 'jobs', 'proc', transactional => false$$),
     ($$'a', 'leased', 'proc'$$),
     ($$'a', 'jobs', 'note', batch_size => 10$$),
-    ($$'a', 'jobs', 'note', timeout => '1 min'$$),
+    ($$'a', 'jobs', 'note', timeout => '0'$$),
     ($$'a', 'jobs', 'note', deliveries_per_commit => 2$$)
 ) AS v (a);
 

@@ -99,6 +99,7 @@ typedef struct RsSubscription
 	RsHandler handler;
 	rs_policy policy;
 	int64 lease;                /* how long a claim lasts, microseconds; lease form */
+	int64 timeout;              /* of a handler, microseconds; 0: none */
 	Oid dead_letter_table;      /* InvalidOid: none, or a group */
 	char *dead_letter_group;    /* NULL: none, or a table */
 	rs_destination destination; /* filled where there is such a table */
@@ -358,6 +359,14 @@ extern RsAnswer rs_handler_call(const RsSubscription *subscription, const RsDeli
 /* What the handlers' callers share: its second argument, and what it has answered. */
 extern Datum rs_handler_delivery(const RsSubscription *subscription, const RsDelivery *delivery);
 extern RsAnswer rs_handler_answer(const RsHandler *handler, Datum datum, bool isnull);
+
+/* ------------------------------------------------------------- interrupt.c */
+
+/* Was the error raised by the server's answer to a cancel, and not by a user's code? */
+extern bool rs_is_interrupt(const ErrorData *error);
+
+/* A row's id, hashed: what is shown of a long one is clipped. */
+extern uint64 rs_id_hash(const char *id);
 
 /* ------------------------------------------------------------- procedure.c */
 

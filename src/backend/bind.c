@@ -486,8 +486,8 @@ rs_queue_has_its_shape(const RsQueue *queue)
 	return result;
 }
 
-void
-rs_queue_load(Oid relid, RsQueue *queue)
+RsRow *
+rs_queue_row_of(Oid relid)
 {
 	RsRow *row = rs_queue_row(relid);
 
@@ -496,5 +496,11 @@ rs_queue_load(Oid relid, RsQueue *queue)
 				errmsg("table %s is not a queue", rs_relation_label(relid)),
 				errhint("Attach it with ruststream.attach_queue, or make a queue with "
 						"ruststream.create_queue."));
-	rs_queue_bind(row, queue);
+	return row;
+}
+
+void
+rs_queue_load(Oid relid, RsQueue *queue)
+{
+	rs_queue_bind(rs_queue_row_of(relid), queue);
 }

@@ -116,6 +116,21 @@ extern void rs_handle_claimed(RsWork *work);
 /* Walk through what remains of the lane after the handler. */
 extern void rs_finish(RsWork *work);
 
+/* ------------------------------------------------------------- interrupt.c */
+
+/*
+ * Call what runs a handler so that it can be cancelled, by its subscription's
+ * timeout and by ruststream.cancel of the row that rs_stats_delivery_begin has
+ * shown.  Where it has been, this raises 57014, whatever the call made of it.
+ */
+extern void rs_run_handler(const RsSubscription *subscription, void (*call)(void *arg), void *arg);
+
+/*
+ * Is this the cancel of the session that delivers, by signal or statement_timeout?
+ * Neither is one of the above, nor a 57014 that a user's code has raised.
+ */
+extern bool rs_is_session_cancel(const ErrorData *error);
+
 /* ------------------------------------------------------------ lane_lease.c */
 
 extern RsProgress rs_deliver_lease(RsWork *work);

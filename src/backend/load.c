@@ -56,8 +56,8 @@ integer_setting(const RsRow *row, AttrNumber column, const char *name, int32 min
 }
 
 /* A bound in words, for a hint; in the largest unit that divides it. */
-static char *
-interval_text(int64 microseconds)
+char *
+rs_interval_text(int64 microseconds)
 {
 	static const struct
 	{
@@ -82,9 +82,9 @@ rs_interval_microseconds(const Interval *interval, const char *what, int64 min, 
 	/* Infinite intervals, from PostgreSQL 17 on, overflow here as well. */
 	if (pg_mul_s64_overflow(days, USECS_PER_DAY, &result) ||
 		pg_add_s64_overflow(result, interval->time, &result) || result < min || result > max)
-		ereport(
-			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is out of range", what),
-			errhint("It is an interval from %s to %s.", interval_text(min), interval_text(max)));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is out of range", what),
+				errhint("It is an interval from %s to %s.", rs_interval_text(min),
+						rs_interval_text(max)));
 	return result;
 }
 
@@ -428,8 +428,6 @@ check_is_built(const RsRow *row, const RsSubscription *subscription)
 		not_yet("all groups at once", "Subscribe once for each group.");
 	if (!rs_row_isnull(row, RS_SUBSCRIPTION_BATCH_SIZE))
 		not_yet("batches", "Leave out batch_size.");
-	if (!rs_row_isnull(row, RS_SUBSCRIPTION_TIMEOUT))
-		not_yet("deliveries with a timeout", "Leave out timeout.");
 	if (DatumGetInt32(rs_row_get(row, RS_SUBSCRIPTION_DELIVERIES_PER_COMMIT)) > 1)
 		not_yet("several deliveries in one commit", "Leave out deliveries_per_commit.");
 }
@@ -441,7 +439,6 @@ check_other_settings(const RsRow *row)
 	(void) integer_setting(row, RS_SUBSCRIPTION_BATCH_SIZE, "batch_size", 1, 10000, 1);
 	(void) integer_setting(row, RS_SUBSCRIPTION_DELIVERIES_PER_COMMIT, "deliveries_per_commit", 1,
 						   10000, 1);
-	(void) interval_setting(row, RS_SUBSCRIPTION_TIMEOUT, "timeout", 1, RS_MAX_INTERVAL);
 	(void) interval_setting(row, RS_SUBSCRIPTION_MAX_COMMIT_WAIT, "max_commit_wait", 0,
 							SECONDS(60));
 }
@@ -572,6 +569,8 @@ fill(const RsRow *row, RsSubscription *subscription)
 	bind_dead_letter(row, subscription);
 	bind_policy(row, subscription);
 	subscription->lease = lease_setting(row);
+	subscription->timeout =
+		interval_setting(row, RS_SUBSCRIPTION_TIMEOUT, "timeout", 1, RS_MAX_INTERVAL);
 	subscription->poll_interval =
 		interval_setting(row, RS_SUBSCRIPTION_POLL_INTERVAL, "poll_interval", 10000, USECS_PER_DAY);
 	check_claim_index(subscription);

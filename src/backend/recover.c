@@ -33,7 +33,7 @@ rs_forget_transient_failures(RsEngine *engine)
 static bool
 is_callers_cancel(const RsEngine *engine, const ErrorData *error)
 {
-	return error->sqlerrcode == ERRCODE_QUERY_CANCELED && engine->session->rethrows_cancel;
+	return engine->session->rethrows_cancel && rs_is_session_cancel(error);
 }
 
 /* What the handler has left goes all the same. */

@@ -285,6 +285,7 @@ rs_stats_delivery_begin(const RsDelivery *delivery)
 		return;
 	begin_change(rs_my_slot);
 	copy_clipped(rs_my_slot->id, delivery->id_text, RS_ID_BYTES);
+	rs_my_slot->id_hash = rs_id_hash(delivery->id_text);
 	rs_my_slot->attempt = delivery->attempt;
 	rs_my_slot->delivery_since = delivery->claimed_at;
 	rs_my_slot->lease_until = delivery->token;
