@@ -18,6 +18,7 @@
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
+#include "utils/portal.h"
 #include "utils/timestamp.h"
 
 #include "core/core.h"
@@ -196,6 +197,9 @@ extern void rs_value_set(RsValues *values, rs_parameter parameter, Datum value, 
 extern int64 rs_execute(RsPlans *plans, rs_operation operation, const RsValues *values);
 extern int64 rs_query(RsPlans *plans, rs_operation operation, const RsValues *values);
 
+/* A cursor over an operation of one statement that selects; for SPI_cursor_fetch. */
+extern Portal rs_open_cursor(RsPlans *plans, rs_operation operation, const RsValues *values);
+
 /* Installed by init.c: plans our statements so that they never scan or sort a queue. */
 extern void rs_execute_init(void);
 
@@ -226,6 +230,10 @@ typedef struct RsDelivery
 	TimestampTz announced;
 
 	char *key; /* advisory lock form: what is locked; NULL: nothing (any more) */
+
+	/* Why it did not succeed, for a dead letter: set before it is settled. */
+	const char *reason; /* NULL: not known */
+	int sqlstate;       /* of the error; 0: it was answered */
 } RsDelivery;
 
 /* Ways of holding a transaction: a worker's own, or drain's through SPI. */

@@ -467,6 +467,7 @@ rs_queue_bind(const RsRow *row, RsQueue *queue)
 		queue->attnum[role] = attribute->attnum;
 		queue->type[role] = attribute->atttypid;
 	}
+	queue->table.headers_are_json = queue->type[RS_ROLE_HEADERS] == JSONOID;
 	if (queue->table.lock_key != NULL)
 		check_lock_key_columns(relation, queue->table.lock_key);
 

@@ -342,6 +342,7 @@ rs_finish(RsWork *work)
 	work->inserted = was_apart(engine);
 	if (settlement.lacks_dead_letter)
 		work->error = rs_lacking_dead_letter(engine, work->answer.reason);
+	rs_set_reason(work);
 
 	for (const rs_step *step = settlement.steps; *step != RS_STEP_END; step++)
 	{

@@ -148,7 +148,20 @@ extern bool rs_key_is_held(const RsDelivery *delivery);
 /* Release it; also where the handler has done so before, or there is none. */
 extern void rs_unlock_key(const RsEngine *engine, RsDelivery *delivery);
 
+/* ---------------------------------------------------------------- origin.c */
+
+/*
+ * The headers that a dead letter is given, as the text of an object; and the names
+ * of all of them, a text[].  Both in the current context.
+ */
+extern Datum rs_origin(const RsSubscription *subscription, const RsDelivery *delivery,
+					   TimestampTz now);
+extern Datum rs_origin_headers(void);
+
 /* ------------------------------------------------------------ settlement.c */
+
+/* Take over what the work has come to, before the delivery is settled. */
+extern void rs_set_reason(RsWork *work);
 
 /*
  * Execute the statements of a settlement, in the current transaction.

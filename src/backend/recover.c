@@ -137,8 +137,10 @@ settle_afresh(RsWork *work, rs_cause cause)
 	rs_policy uncapped = engine->subscription->policy;
 	rs_settlement settlement = rs_settle(table, &engine->subscription->policy, cause,
 										 RS_OUTCOME_ACK, false, work->delivery.attempt);
-	Afresh result = try_afresh(work, &settlement, true);
+	Afresh result;
 
+	rs_set_reason(work);
+	result = try_afresh(work, &settlement, true);
 	if (result == AFRESH_FAILED)
 	{
 		uncapped.max_attempts = 0;
