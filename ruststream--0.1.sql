@@ -117,7 +117,7 @@ AS 'MODULE_PATHNAME', 'rs_sql_delivery';
  * Errors: those of the SQL; 42501 where the current user is not the owner of
  * the delivery, or outside a handler the session's user, and in SECURITY
  * DEFINER functions; 40P01 where it waits for a lock that the caller holds;
- * 2D000 a COMMIT; 25006 in a read-only transaction; 53400 no worker process is
+ * 2D000 a COMMIT; 54001 more than three in one another; 25006 in a read-only transaction; 53400 no worker process is
  * free; 08006, 08007 the session has ended before it began, before it answered.
  */
 CREATE FUNCTION ruststream.autonomous(sql text)

@@ -248,5 +248,17 @@ INSERT INTO strict SELECT i, 7 FROM generate_series(1, 5) AS i;
 CALL ruststream.drain('strict');
 SELECT * FROM account;
 
+-- A handler that releases its key each time has had its attempts, too.
+CREATE TABLE loses (LIKE strict INCLUDING ALL);
+ALTER TABLE loses ADD attempt int NOT NULL DEFAULT 1;
+CREATE TABLE lost (LIKE loses);
+SELECT ruststream.attach_queue('loses', 'id', attempt_column => 'attempt', lock_key => 'loses-{id}');
+CREATE FUNCTION lose(job loses) RETURNS void LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_unlock_all(); END';
+SELECT ruststream.subscribe('loses', 'loses', 'lose', workers => 0, retry_delay => '0', max_attempts => 3, dead_letter => 'lost');
+INSERT INTO loses VALUES (1, 7);
+CALL ruststream.drain('loses', 10);
+SELECT * FROM loses;
+SELECT id, attempt FROM lost;
+
 SET client_min_messages = error;
 DROP SCHEMA rs_keys CASCADE;

@@ -145,6 +145,9 @@ extern RsProgress rs_deliver_advisory(RsWork *work);
 /* Does this session still hold the delivery's key?  True where it has none. */
 extern bool rs_key_is_held(const RsDelivery *delivery);
 
+/* Lock it again, without waiting, once it was lost; false: somebody has it, or there is none. */
+extern bool rs_lock_key_again(const RsEngine *engine, RsDelivery *delivery);
+
 /* Release it; also where the handler has done so before, or there is none. */
 extern void rs_unlock_key(const RsEngine *engine, RsDelivery *delivery);
 

@@ -60,6 +60,12 @@ lock_key(const RsEngine *engine, RsDelivery *delivery, char *key)
 }
 
 bool
+rs_lock_key_again(const RsEngine *engine, RsDelivery *delivery)
+{
+	return delivery->key != NULL && lock_key(engine, delivery, delivery->key);
+}
+
+bool
 rs_key_is_held(const RsDelivery *delivery)
 {
 	LOCKTAG tag;

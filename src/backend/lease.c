@@ -215,6 +215,22 @@ call_heartbeat(Oid owner, TimestampTz due, TimestampTz serve_by)
 	}
 }
 
+/* Once a process: where there is one such id, there are many. */
+static void
+warn_of_long_id(const RsSubscription *subscription)
+{
+	static bool warned = false;
+
+	if (!warned)
+		ereport(WARNING,
+				errmsg("subscription \"%s\" does not extend the leases of rows whose id takes %d "
+					   "bytes or more",
+					   subscription->name, RS_LEASE_ID_BYTES),
+				errhint("Make its lease longer than its handler takes for such a row."),
+				errhidestmt(true), errhidecontext(true));
+	warned = true;
+}
+
 void
 rs_lease_hold(const RsSubscription *subscription, const RsDelivery *delivery, TimestampTz token,
 			  int64 lease)
@@ -224,8 +240,13 @@ rs_lease_hold(const RsSubscription *subscription, const RsDelivery *delivery, Ti
 
 	my_token = token;
 	my_announced = token;
-	if (rs_shared == NULL || rs_my_slot == NULL || strlen(delivery->id_text) >= RS_LEASE_ID_BYTES)
+	if (rs_shared == NULL || rs_my_slot == NULL)
 		return;
+	if (strlen(delivery->id_text) >= RS_LEASE_ID_BYTES)
+	{
+		warn_of_long_id(subscription);
+		return;
+	}
 
 	mine = &rs_shared->lease[rs_my_slot - rs_shared->slot];
 	SpinLockAcquire(&mine->mutex);

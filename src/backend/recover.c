@@ -235,13 +235,22 @@ rs_lose(RsWork *work)
 								"as pg_advisory_unlock_all() does.");
 	work->error = error;
 
+	rs_stats_count(RS_COUNT_LEASE_LOST);
+	/*
+	 * A key that the handler has released may be free still: then the delivery
+	 * counts as a failure, so that the row comes to an end at its cap.
+	 */
+	if (rs_lock_key_again(engine, &work->delivery))
+	{
+		settle_afresh(work, RS_CAUSE_SETTLE_ERROR);
+		return;
+	}
 	(void) try_afresh(work, NULL, true);
 	/* It may be due at once, and be lost again. */
 	rs_claim_hold(engine, &work->delivery);
 	give_back(work);
 	rs_report_failure(work);
 	rs_forget_transient_failures(engine);
-	rs_stats_count(RS_COUNT_LEASE_LOST);
 	rs_stats_count(RS_COUNT_DELIVERIES);
 	rs_stats_count(RS_COUNT_FAILED);
 }
