@@ -37,9 +37,13 @@
 
 PG_FUNCTION_INFO_V1(rs_sql_cancel);
 
-/* In RsSlot.run: the run has been cancelled.  The rest is its number, never 0. */
+/*
+ * In RsSlot.run: the run has been cancelled; it is over, and can be cancelled no
+ * more.  The rest is its number, never 0.
+ */
 #define RUN_CANCELLED 1u
-#define RUN_STEP 2u
+#define RUN_OVER 2u
+#define RUN_STEP 4u
 
 /* What has cancelled the run that is under way, or was last. */
 typedef enum Cause
@@ -136,11 +140,14 @@ leave_run(const RsSubscription *subscription)
 {
 	if (subscription->timeout > 0)
 		disable_timeout(run_timeout, false);
-	if (rs_my_slot != NULL && (pg_atomic_exchange_u32(&rs_my_slot->run, 0) & RUN_CANCELLED) != 0)
+	if (rs_my_slot != NULL)
 	{
+		uint32 run = pg_atomic_fetch_or_u32(&rs_my_slot->run, RUN_OVER);
+
 		/* Between its two steps nothing stops whoever cancels us. */
-		while (!signal_seen)
+		while ((run & RUN_CANCELLED) != 0 && !signal_seen)
 			pg_usleep(1000);
+		pg_atomic_write_u32(&rs_my_slot->run, 0);
 	}
 	sigaction(SIGINT, &session_action, NULL);
 	if (cause != CAUSE_NONE && !session_cancelled)
@@ -267,7 +274,7 @@ cancel_in_slot(RsSlot *slot, List *subscriptions, Oid queue, uint64 id_hash, con
 	Assert(LWLockHeldByMe(rs_shared->lock));
 
 	if (slot->cookie == 0 || slot->pid == 0 || slot->database != MyDatabaseId ||
-		slot->queue != queue || run == 0 || (run & RUN_CANCELLED) != 0 ||
+		slot->queue != queue || run == 0 || (run & (RUN_CANCELLED | RUN_OVER)) != 0 ||
 		!list_member_int(subscriptions, slot->subscription))
 		return false;
 	/* What is read now belongs to this run if it is still under way afterwards. */
