@@ -117,7 +117,7 @@ AS 'MODULE_PATHNAME', 'rs_sql_delivery';
  * Errors: those of the SQL; 42501 where the current user is not the owner of
  * the delivery, or outside a handler the session's user, and in SECURITY
  * DEFINER functions; 40P01 where it waits for a lock that the caller holds;
- * 2D000 a COMMIT; 25006 in a read-only transaction; 53400 no worker process is
+ * 2D000 a COMMIT; 54001 more than three in one another; 25006 in a read-only transaction; 53400 no worker process is
  * free; 08006, 08007 the session has ended before it began, before it answered.
  */
 CREATE FUNCTION ruststream.autonomous(sql text)
@@ -527,6 +527,69 @@ CREATE PROCEDURE ruststream.drain(subscription text, max_deliveries bigint DEFAU
 LANGUAGE c
 AS 'MODULE_PATHNAME', 'rs_sql_drain';
 COMMENT ON PROCEDURE ruststream.drain(text, bigint) IS 'deliver in this session until nothing is due';
+
+------------------------------------------------------------------- operating
+
+/*
+ * cancel: cancel the delivery of a row while its handler runs, be it a worker's
+ * or a drain's.  It counts as a failure: what the handler has written is undone, and
+ * the error policy says what becomes of the row.  id is as in delivery_in_work.
+ * Returns false where no handler serves that row.  Members of the subscription's
+ * owner only.  Errors: 42704 not a queue, 42501, 55000 not preloaded.
+ */
+CREATE FUNCTION ruststream.cancel(queue regclass, id text)
+RETURNS boolean
+LANGUAGE c STRICT
+AS 'MODULE_PATHNAME', 'rs_sql_cancel';
+COMMENT ON FUNCTION ruststream.cancel(regclass, text) IS 'cancel the delivery of a row while its handler runs';
+
+/*
+ * redrive: move dead letters back where they came from, as if they had just been
+ * published: their attempts begin anew, and the headers that told of their origin
+ * go.  In the caller's transaction and with the caller's rights; what somebody else
+ * has in work, or has locked, stays.
+ *
+ *	source			a dead-letter group, or a dead-letter table
+ *	max_rows		no more than so many; NULL: all
+ *	subscription	where rows go whose headers do not say where they came from;
+ *					NULL: to the only queue and group that source is the dead letter of
+ *
+ * Returns how many rows were moved.  Members of the owner of the queue or of the
+ * subscription only.  Errors: 42704 no dead letter, no such subscription, 42725
+ * source is a group and a table, 42501, 55000 a row that can go nowhere, 23505 a row
+ * whose id is in the queue again.
+ */
+CREATE FUNCTION ruststream.redrive(
+	source text,
+	max_rows bigint DEFAULT NULL,
+	subscription text DEFAULT NULL)
+RETURNS bigint
+LANGUAGE c
+AS 'MODULE_PATHNAME', 'rs_sql_redrive';
+
+/*
+ * purge: delete the rows of a queue that were processed so long ago, in the
+ * caller's transaction; rows that are locked stay.  An index on the processed_at
+ * column has it read no more than it deletes.  Returns how many.  The table's owner and
+ * its members only.  Errors: 42704 not a queue, 42501, 55000 it keeps no
+ * processed rows.
+ */
+CREATE FUNCTION ruststream.purge(queue regclass, older_than interval)
+RETURNS bigint
+LANGUAGE c STRICT
+AS 'MODULE_PATHNAME', 'rs_sql_purge';
+/*
+ * reset_stats: have the counters of a subscription begin at 0 again; NULL: of all
+ * whose owner you are a member of.  Nothing else changes.  Errors: 42704 no such
+ * subscription, 42501.
+ */
+CREATE FUNCTION ruststream.reset_stats(subscription text DEFAULT NULL)
+RETURNS void
+LANGUAGE c
+AS 'MODULE_PATHNAME', 'rs_sql_reset_stats';
+COMMENT ON FUNCTION ruststream.reset_stats(text) IS 'have the counters of a subscription, or of all of yours, begin at 0 again';
+COMMENT ON FUNCTION ruststream.redrive(text, bigint, text) IS 'move dead letters back where they came from; returns how many';
+COMMENT ON FUNCTION ruststream.purge(regclass, interval) IS 'delete rows that were processed so long ago; returns how many';
 
 -------------------------------------------------------- what the views read
 

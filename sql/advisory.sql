@@ -55,6 +55,7 @@ LANGUAGE sql AS $$
 	SELECT jsonb_object_agg(key, CASE
 		WHEN value = 'null' THEN value
 		WHEN key = 'processed_at' THEN to_jsonb('now'::text)
+		WHEN key = 'headers' THEN value - 'ruststream-dead-lettered-at'
 		WHEN key = 'locked_until' THEN to_jsonb(CASE
 			WHEN (value #>> '{}')::timestamptz - clock_timestamp() BETWEEN '20 s' AND '30 s' THEN 'for a lease'
 			ELSE 'some other time' END)
@@ -273,6 +274,17 @@ DELETE FROM effect;
 INSERT INTO apart SELECT i || repeat('i', 2100), repeat('p', 10000 * i), jsonb_build_object('a', repeat('h', 3000 * i)) FROM generate_series(1, 4) AS i;
 CALL ruststream.drain('apart');
 SELECT id FROM effect ORDER BY id;
+-- A handler that releases its key each time has had its attempts, too.
+CREATE TABLE loses (LIKE strict INCLUDING ALL);
+ALTER TABLE loses ADD attempt int NOT NULL DEFAULT 1;
+CREATE TABLE lost (LIKE loses);
+SELECT ruststream.attach_queue('loses', 'id', attempt_column => 'attempt', lock_key => 'loses-{id}');
+CREATE FUNCTION lose(job loses) RETURNS void LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_unlock_all(); END';
+SELECT ruststream.subscribe('loses', 'loses', 'lose', workers => 0, retry_delay => '0', max_attempts => 3, dead_letter => 'lost');
+INSERT INTO loses VALUES (1, 7);
+CALL ruststream.drain('loses', 10);
+SELECT * FROM loses;
+SELECT id, attempt FROM lost;
 
 SET client_min_messages = error;
 DROP SCHEMA rs_keys CASCADE;

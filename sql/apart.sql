@@ -55,6 +55,7 @@ LANGUAGE sql AS $$
 	SELECT jsonb_object_agg(key, CASE
 		WHEN value = 'null' THEN value
 		WHEN key = 'processed_at' THEN to_jsonb('now'::text)
+		WHEN key = 'headers' THEN value - 'ruststream-dead-lettered-at'
 		WHEN key = 'locked_until' THEN to_jsonb(CASE
 			WHEN (value #>> '{}')::timestamptz - clock_timestamp() BETWEEN '20 s' AND '30 s' THEN 'for a lease'
 			ELSE 'some other time' END)

@@ -168,6 +168,14 @@ SELECT ruststream.autonomous('SELECT FROM rs_auto.note WHERE text = ''never''');
 -- inside itself
 SELECT ruststream.autonomous($$SELECT ruststream.autonomous('SELECT 1 / 0')$$);
 SELECT ruststream.autonomous($$SELECT FROM generate_series(1, ruststream.autonomous('SELECT FROM generate_series(1, 5)'))$$);
+-- .. and so on, but not for ever: each is a process
+CREATE FUNCTION nest(depth int) RETURNS bigint LANGUAGE sql AS $$
+	SELECT CASE WHEN depth = 0 THEN 0
+		ELSE ruststream.autonomous(format('SELECT FROM generate_series(0, rs_auto.nest(%s))', depth - 1)) END
+$$;
+SELECT nest(3);
+SELECT nest(4);
+SELECT nest(3);
 
 SET client_min_messages = error;
 DROP SCHEMA rs_auto CASCADE;

@@ -88,6 +88,7 @@ LANGUAGE sql AS $$
 	SELECT jsonb_object_agg(key, CASE
 		WHEN value = 'null' THEN value
 		WHEN key = 'processed_at' THEN to_jsonb('now'::text)
+		WHEN key = 'headers' THEN value - 'ruststream-dead-lettered-at'
 		WHEN key = 'retry_after' THEN to_jsonb(CASE
 			WHEN minutes <= 0 THEN 'due'
 			WHEN minutes BETWEEN 7.4 AND 10 THEN 'after the backoff'

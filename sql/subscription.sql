@@ -141,7 +141,7 @@ SELECT refused(format('SELECT ruststream.subscribe(%s)', a)) FROM (VALUES
     ($$'a', 'mail', 'note', group_name => '*'$$),
     ($$'a', 'jobs', 'proc', transactional => false$$),
     ($$'a', 'leased', 'proc'$$),
-    ($$'a', 'jobs', 'note', timeout => '1 min'$$),
+    ($$'a', 'jobs', 'note', timeout => '0'$$),
     ($$'a', 'jobs', 'note', deliveries_per_commit => 0$$),
     ($$'a', 'jobs', 'note', max_commit_wait => '61 s'$$),
     ($$'a', 'jobs', 'note', batch_size => 10, deliveries_per_commit => 2$$),

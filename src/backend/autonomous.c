@@ -159,6 +159,7 @@ create_segment(void)
 	helper.shared->database = MyDatabaseId;
 	helper.shared->user = GetUserId();
 	helper.shared->caller = MyProcPid;
+	helper.shared->depth = rs_autonomous_depth + 1;
 	SpinLockInit(&helper.shared->mutex);
 
 	queue = shm_mq_create(RS_AUTONOMOUS_REQUESTS(helper.shared), RS_AUTONOMOUS_QUEUE_BYTES);
@@ -179,6 +180,13 @@ start_helper(void)
 	char reason[RS_REASON_BYTES];
 	MemoryContext save;
 
+	/* Each is a process: a statement that calls itself would take them all. */
+	if (rs_autonomous_depth >= RS_AUTONOMOUS_DEPTH)
+		ereport(ERROR, errcode(ERRCODE_STATEMENT_TOO_COMPLEX),
+				errmsg("autonomous sessions are nested too deeply"),
+				errdetail("No more than %d may wait for one another.", RS_AUTONOMOUS_DEPTH),
+				errhint("Have the autonomous statement do its work without calling "
+						"ruststream.autonomous again."));
 	if (rs_owner_refusal(GetUserId(), reason, sizeof(reason)))
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("cannot start an autonomous session"), errdetail_internal("%s.", reason));

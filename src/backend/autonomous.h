@@ -20,6 +20,9 @@
 
 #define RS_AUTONOMOUS_QUEUE_BYTES 65536
 
+/* An autonomous session may have one of its own, and so on: no deeper than this. */
+#define RS_AUTONOMOUS_DEPTH 3
+
 /*
  * The head of the segment.  It lives as long as the caller or the helper is
  * attached to it.  Calls are numbered from 1, by the caller.
@@ -34,6 +37,7 @@ typedef struct RsAutonomous
 	Oid database;
 	Oid user;
 	pid_t caller;
+	int depth; /* 1: the caller is no such helper itself */
 
 	/* Guarded by the mutex. */
 	slock_t mutex;
@@ -78,6 +82,9 @@ extern const char *rs_get_text(RsReader *reader); /* within the message */
 
 extern void rs_put_error(StringInfo message, const ErrorData *error);
 extern ErrorData *rs_get_error(RsReader *reader); /* its texts are within the message */
+
+/* How deep this session is itself; 0: it is no helper. */
+extern int rs_autonomous_depth;
 
 /* The settings that the caller's session lends to the call; NULL ends them. */
 extern const char *const rs_autonomous_settings[];

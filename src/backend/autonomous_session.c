@@ -320,6 +320,8 @@ receive(RsReader *reader, uint64 answered)
 
 /* ------------------------------------------------------------------------ main */
 
+int rs_autonomous_depth = 0;
+
 /* Take our place at the queues; false: the caller has gone. */
 static bool
 attach(dsm_handle handle)
@@ -330,6 +332,7 @@ attach(dsm_handle handle)
 	if (segment == NULL)
 		return false;
 	shared = dsm_segment_address(segment);
+	rs_autonomous_depth = shared->depth;
 	before_shmem_exit(say_goodbye, (Datum) 0);
 	SpinLockAcquire(&shared->mutex);
 	shared->pid = MyProcPid;

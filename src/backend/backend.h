@@ -18,6 +18,7 @@
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 #include "storage/proc.h"
+#include "utils/portal.h"
 #include "utils/timestamp.h"
 
 #include "core/core.h"
@@ -102,6 +103,7 @@ typedef struct RsSubscription
 	RsHandler handler;
 	rs_policy policy;
 	int64 lease;                /* how long a claim lasts, microseconds; lease form */
+	int64 timeout;              /* of a handler, microseconds; 0: none */
 	Oid dead_letter_table;      /* InvalidOid: none, or a group */
 	char *dead_letter_group;    /* NULL: none, or a table */
 	rs_destination destination; /* filled where there is such a table */
@@ -201,6 +203,9 @@ extern void rs_value_set(RsValues *values, rs_parameter parameter, Datum value, 
 extern int64 rs_execute(RsPlans *plans, rs_operation operation, const RsValues *values);
 extern int64 rs_query(RsPlans *plans, rs_operation operation, const RsValues *values);
 
+/* A cursor over an operation of one statement that selects; for SPI_cursor_fetch. */
+extern Portal rs_open_cursor(RsPlans *plans, rs_operation operation, const RsValues *values);
+
 /* Installed by init.c: plans our statements so that they never scan or sort a queue. */
 extern void rs_execute_init(void);
 
@@ -244,6 +249,10 @@ typedef struct RsDelivery
 	TimestampTz announced;
 
 	char *key; /* advisory lock form: what is locked; NULL: nothing (any more) */
+
+	/* Why it did not succeed, for a dead letter: set before it is settled. */
+	const char *reason; /* NULL: not known */
+	int sqlstate;       /* of the error; 0: it was answered */
 } RsDelivery;
 
 /* Ways of holding a transaction: a worker's own, or drain's through SPI. */
@@ -425,6 +434,14 @@ extern Datum rs_batch_deliveries(const RsSubscription *subscription, const RsDel
  * as many as there are rows, 22004 a NULL among them.
  */
 extern RsAnswer rs_batch_answer(const RsHandler *handler, const RsDelivery *batch, Datum array);
+
+/* ------------------------------------------------------------- interrupt.c */
+
+/* Was the error raised by the server's answer to a cancel, and not by a user's code? */
+extern bool rs_is_interrupt(const ErrorData *error);
+
+/* A row's id, hashed: what is shown of a long one is clipped. */
+extern uint64 rs_id_hash(const char *id);
 
 /* ------------------------------------------------------------- procedure.c */
 

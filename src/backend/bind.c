@@ -478,6 +478,7 @@ rs_queue_bind(const RsRow *row, RsQueue *queue)
 		queue->attnum[role] = attribute->attnum;
 		queue->type[role] = attribute->atttypid;
 	}
+	queue->table.headers_are_json = queue->type[RS_ROLE_HEADERS] == JSONOID;
 	if (queue->table.lock_key != NULL)
 		check_lock_key_columns(relation, queue->table.lock_key);
 
@@ -497,8 +498,8 @@ rs_queue_has_its_shape(const RsQueue *queue)
 	return result;
 }
 
-void
-rs_queue_load(Oid relid, RsQueue *queue)
+RsRow *
+rs_queue_row_of(Oid relid)
 {
 	RsRow *row = rs_queue_row(relid);
 
@@ -507,5 +508,11 @@ rs_queue_load(Oid relid, RsQueue *queue)
 				errmsg("table %s is not a queue", rs_relation_label(relid)),
 				errhint("Attach it with ruststream.attach_queue, or make a queue with "
 						"ruststream.create_queue."));
-	rs_queue_bind(row, queue);
+	return row;
+}
+
+void
+rs_queue_load(Oid relid, RsQueue *queue)
+{
+	rs_queue_bind(rs_queue_row_of(relid), queue);
 }

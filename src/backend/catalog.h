@@ -166,6 +166,9 @@ extern char *rs_relation_label(Oid relid);
  */
 extern void rs_queue_bind(const RsRow *row, RsQueue *queue);
 
+/* The row of a queue that must be one: else error 42704. */
+extern RsRow *rs_queue_row_of(Oid relid);
+
 /* ------------------------------------------------------------------ load.c */
 
 /* Was this subscription made in another database or cluster? */
@@ -189,6 +192,9 @@ extern RsSubscription *rs_subscription_build(const RsRow *row, MemoryContext par
  */
 extern int64 rs_interval_microseconds(const Interval *interval, const char *what, int64 min,
 									  int64 max);
+
+/* So many microseconds in words, in the current context: "30 s". */
+extern char *rs_interval_text(int64 microseconds);
 
 /* No interval is longer, so that "now" plus any of them is a point in time. */
 #define RS_MAX_INTERVAL (INT64CONST(100) * 365 * USECS_PER_DAY)

@@ -62,6 +62,25 @@ keeps_writes(const RsWork *work)
 		   !work->engine->subscription->policy.transactional;
 }
 
+/* The handler's run: it may be cancelled, here and nowhere else. */
+static void
+run_handler(void *arg)
+{
+	RsWork *work = arg;
+
+	work->answer = rs_handler_call(work->engine->subscription, &work->delivery);
+	if (keeps_writes(work))
+		rs_fire_deferred_constraints();
+}
+
+static void
+run_procedure(void *arg)
+{
+	RsWork *work = arg;
+
+	work->answer = rs_procedure_call(work->engine->subscription, &work->delivery);
+}
+
 /* Decode the row and call the handler, in the current transaction. */
 static void
 call_handler(RsWork *work)
@@ -80,10 +99,8 @@ call_handler(RsWork *work)
 	rs_handler_decode(engine->subscription, &work->delivery);
 	work->stage = RS_STAGE_HANDLER;
 	rs_trace_step(engine, RS_STEP_HANDLER, "");
-	work->answer = rs_handler_call(engine->subscription, &work->delivery);
+	rs_run_handler(engine->subscription, run_handler, work);
 	PopActiveSnapshot();
-	if (keeps_writes(work))
-		rs_fire_deferred_constraints();
 
 	AtEOXact_GUC(false, nest_level);
 	error_context_stack = callback.previous;
@@ -124,8 +141,8 @@ static void
 raise_what_is_no_failure(const RsWork *work)
 {
 	if (work->error != NULL &&
-		(rs_is_transient(work->error) || (work->error->sqlerrcode == ERRCODE_QUERY_CANCELED &&
-										  work->engine->session->rethrows_cancel)))
+		(rs_is_transient(work->error) ||
+		 (work->engine->session->rethrows_cancel && rs_is_session_cancel(work->error))))
 		ReThrowError(work->error);
 }
 
@@ -222,7 +239,7 @@ call_procedure(RsWork *work)
 	rs_handler_decode(engine->subscription, &work->delivery);
 	work->stage = RS_STAGE_HANDLER;
 	rs_trace_step(engine, RS_STEP_HANDLER, "");
-	work->answer = rs_procedure_call(engine->subscription, &work->delivery);
+	rs_run_handler(engine->subscription, run_procedure, work);
 	engine->session->commit_procedure();
 	error_context_stack = callback.previous;
 	RS_FAILPOINT("after_handler");
@@ -342,6 +359,7 @@ rs_decide(RsWork *work)
 	work->inserted = was_apart(work->engine);
 	if (work->settlement.lacks_dead_letter)
 		work->error = rs_lacking_dead_letter(work->engine, work->answer.reason);
+	rs_set_reason(work);
 }
 
 void

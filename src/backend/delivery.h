@@ -189,6 +189,20 @@ extern RsProgress rs_deliver_apart(RsWork *work);
 
 /* Deliver a batch in the form that the queue has; a transaction has begun. */
 extern RsProgress rs_deliver_batch(RsWork *work);
+/* ------------------------------------------------------------- interrupt.c */
+
+/*
+ * Call what runs a handler so that it can be cancelled, by its subscription's
+ * timeout and by ruststream.cancel of the row that rs_stats_delivery_begin has
+ * shown.  Where it has been, this raises 57014, whatever the call made of it.
+ */
+extern void rs_run_handler(const RsSubscription *subscription, void (*call)(void *arg), void *arg);
+
+/*
+ * Is this the cancel of the session that delivers, by signal or statement_timeout?
+ * Neither is one of the above, nor a 57014 that a user's code has raised.
+ */
+extern bool rs_is_session_cancel(const ErrorData *error);
 
 /* ------------------------------------------------------------ lane_lease.c */
 
@@ -213,10 +227,26 @@ extern bool rs_lock_key(const RsEngine *engine, RsDelivery *delivery, char *key)
 /* Does this session still hold the delivery's key?  True where it has none. */
 extern bool rs_key_is_held(const RsDelivery *delivery);
 
+/* Lock it again, without waiting, once it was lost; false: somebody has it, or there is none. */
+extern bool rs_lock_key_again(const RsEngine *engine, RsDelivery *delivery);
+
 /* Release it; also where the handler has done so before, or there is none. */
 extern void rs_unlock_key(const RsEngine *engine, RsDelivery *delivery);
 
+/* ---------------------------------------------------------------- origin.c */
+
+/*
+ * The headers that a dead letter is given, as the text of an object; and the names
+ * of all of them, a text[].  Both in the current context.
+ */
+extern Datum rs_origin(const RsSubscription *subscription, const RsDelivery *delivery,
+					   TimestampTz now);
+extern Datum rs_origin_headers(void);
+
 /* ------------------------------------------------------------ settlement.c */
+
+/* Take over what the work has come to, before the delivery is settled. */
+extern void rs_set_reason(RsWork *work);
 
 /*
  * Execute the statements of a settlement, in the current transaction.

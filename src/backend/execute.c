@@ -152,6 +152,7 @@ parameter_type(const RsQueue *queue, rs_parameter parameter)
 		case RS_PARAM_ID:
 			return queue->type[RS_ROLE_ID];
 		case RS_PARAM_HELD:
+		case RS_PARAM_IDS:
 			return get_array_type(queue->type[RS_ROLE_ID]);
 		case RS_PARAM_HEADERS:
 			return queue->type[RS_ROLE_HEADERS];
@@ -162,7 +163,15 @@ parameter_type(const RsQueue *queue, rs_parameter parameter)
 		case RS_PARAM_GROUP:
 		case RS_PARAM_DEAD_GROUP:
 		case RS_PARAM_KEY:
+		case RS_PARAM_ORIGIN:
 			return TEXTOID;
+		case RS_PARAM_ORIGIN_HEADERS:
+		case RS_PARAM_GROUPS:
+			return TEXTARRAYOID;
+		case RS_PARAM_TIDS:
+			return TIDARRAYOID;
+		case RS_PARAM_TABLES:
+			return OIDARRAYOID;
 		case RS_PARAM_NOW:
 		case RS_PARAM_UNTIL:
 		case RS_PARAM_TOKEN:
@@ -216,6 +225,19 @@ prepare(RsPlans *plans, rs_operation operation, int index)
 	plan->plan = prepared;
 }
 
+/* The values of a statement that is prepared, in the order of its parameters. */
+static void
+list_values(const RsPlan *plan, const RsValues *values, Datum *value, char *nulls)
+{
+	for (int i = 0; i < plan->statement.parameter_count; i++)
+	{
+		rs_parameter parameter = plan->statement.parameters[i];
+
+		value[i] = values->value[parameter];
+		nulls[i] = values->isnull[parameter] ? 'n' : ' ';
+	}
+}
+
 int64
 rs_query(RsPlans *plans, rs_operation operation, const RsValues *values)
 {
@@ -239,13 +261,7 @@ rs_query(RsPlans *plans, rs_operation operation, const RsValues *values)
 		if (plan->plan == NULL)
 			prepare(plans, operation, i);
 
-		for (int j = 0; j < plan->statement.parameter_count; j++)
-		{
-			rs_parameter parameter = plan->statement.parameters[j];
-
-			value[j] = values->value[parameter];
-			nulls[j] = values->isnull[parameter] ? 'n' : ' ';
-		}
+		list_values(plan, values, value, nulls);
 
 		own_text = plan->text;
 		PG_TRY();
@@ -282,4 +298,31 @@ rs_execute(RsPlans *plans, rs_operation operation, const RsValues *values)
 	SPI_freetuptable(SPI_tuptable);
 	SPI_tuptable = NULL;
 	return processed;
+}
+
+Portal
+rs_open_cursor(RsPlans *plans, rs_operation operation, const RsValues *values)
+{
+	MemoryContext save_context = CurrentMemoryContext;
+	RsPlan *plan = &plans->plan[operation][0];
+	Datum value[RS_MAX_PARAMETERS];
+	char nulls[RS_MAX_PARAMETERS];
+	Portal portal = NULL;
+
+	if (plan->plan == NULL)
+		prepare(plans, operation, 0);
+	list_values(plan, values, value, nulls);
+
+	own_text = plan->text;
+	PG_TRY();
+	{
+		portal = SPI_cursor_open(NULL, plan->plan, value, nulls, false);
+	}
+	PG_FINALLY();
+	{
+		own_text = NULL;
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(save_context);
+	return portal;
 }

@@ -59,6 +59,12 @@ rs_lock_key(const RsEngine *engine, RsDelivery *delivery, char *key)
 }
 
 bool
+rs_lock_key_again(const RsEngine *engine, RsDelivery *delivery)
+{
+	return delivery->key != NULL && rs_lock_key(engine, delivery, delivery->key);
+}
+
+bool
 rs_key_is_held(const RsDelivery *delivery)
 {
 	LOCKTAG tag;

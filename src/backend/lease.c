@@ -219,6 +219,22 @@ call_heartbeat(Oid owner, TimestampTz due, TimestampTz serve_by)
 	}
 }
 
+/* Once a process: where there is one such id, there are many. */
+static void
+warn_of_long_id(const RsSubscription *subscription)
+{
+	static bool warned = false;
+
+	if (!warned)
+		ereport(WARNING,
+				errmsg("subscription \"%s\" does not extend the leases of rows whose id takes %d "
+					   "bytes or more",
+					   subscription->name, RS_LEASE_ID_BYTES),
+				errhint("Make its lease longer than its handler takes for such a row."),
+				errhidestmt(true), errhidecontext(true));
+	warned = true;
+}
+
 /* Which of the slots is this process's? */
 static int
 my_slot_number(void)
@@ -303,9 +319,13 @@ rs_lease_hold(const RsSubscription *subscription, RsDelivery *delivery)
 	TimestampTz due = delivery->token - length / 2;
 	RsLease *mine;
 
-	if (rs_shared == NULL || rs_my_slot == NULL || reserved_count == 0 ||
-		strlen(delivery->id_text) >= RS_LEASE_ID_BYTES)
+	if (rs_shared == NULL || rs_my_slot == NULL || reserved_count == 0)
 		return;
+	if (strlen(delivery->id_text) >= RS_LEASE_ID_BYTES)
+	{
+		warn_of_long_id(subscription);
+		return;
+	}
 
 	delivery->lease_number = reserved[--reserved_count] + 1;
 	mine = &rs_shared->lease[delivery->lease_number - 1];

@@ -59,8 +59,8 @@ integer_setting(const RsRow *row, AttrNumber column, const char *name, int32 min
 }
 
 /* A bound in words, for a hint; in the largest unit that divides it. */
-static char *
-interval_text(int64 microseconds)
+char *
+rs_interval_text(int64 microseconds)
 {
 	static const struct
 	{
@@ -85,9 +85,9 @@ rs_interval_microseconds(const Interval *interval, const char *what, int64 min, 
 	/* Infinite intervals, from PostgreSQL 17 on, overflow here as well. */
 	if (pg_mul_s64_overflow(days, USECS_PER_DAY, &result) ||
 		pg_add_s64_overflow(result, interval->time, &result) || result < min || result > max)
-		ereport(
-			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is out of range", what),
-			errhint("It is an interval from %s to %s.", interval_text(min), interval_text(max)));
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("%s is out of range", what),
+				errhint("It is an interval from %s to %s.", rs_interval_text(min),
+						rs_interval_text(max)));
 	return result;
 }
 
@@ -429,15 +429,6 @@ check_is_built(const RsRow *row, const RsSubscription *subscription)
 		not_yet("queues with a partition key", "Attach the queue without partition_key_column.");
 	if (subscription->group_name != NULL && strcmp(subscription->group_name, "*") == 0)
 		not_yet("all groups at once", "Subscribe once for each group.");
-	if (!rs_row_isnull(row, RS_SUBSCRIPTION_TIMEOUT))
-		not_yet("deliveries with a timeout", "Leave out timeout.");
-}
-
-/* The settings that are checked but not used yet. */
-static void
-check_other_settings(const RsRow *row)
-{
-	(void) interval_setting(row, RS_SUBSCRIPTION_TIMEOUT, "timeout", 1, RS_MAX_INTERVAL);
 }
 
 static void
@@ -608,13 +599,14 @@ fill(const RsRow *row, RsSubscription *subscription)
 	rs_queue_load(subscription->queue.relid, &subscription->queue);
 	check_owner(subscription);
 	bind_group(row, subscription);
-	check_other_settings(row);
 	bind_commit(row, subscription);
 	bind_batch(row, subscription);
 	check_is_built(row, subscription);
 	bind_dead_letter(row, subscription);
 	bind_policy(row, subscription);
 	subscription->lease = lease_setting(row);
+	subscription->timeout =
+		interval_setting(row, RS_SUBSCRIPTION_TIMEOUT, "timeout", 1, RS_MAX_INTERVAL);
 	subscription->poll_interval =
 		interval_setting(row, RS_SUBSCRIPTION_POLL_INTERVAL, "poll_interval", 10000, USECS_PER_DAY);
 	check_claim_index(subscription);

@@ -30,7 +30,7 @@ rs_forget_transient_failures(RsEngine *engine)
 static bool
 is_callers_cancel(const RsEngine *engine, const ErrorData *error)
 {
-	return error->sqlerrcode == ERRCODE_QUERY_CANCELED && engine->session->rethrows_cancel;
+	return engine->session->rethrows_cancel && rs_is_session_cancel(error);
 }
 
 /* What the handler has left goes all the same. */
@@ -137,8 +137,10 @@ settle_afresh(RsWork *work, rs_cause cause)
 	rs_policy uncapped = engine->subscription->policy;
 	rs_settlement settlement = rs_settle(table, &engine->subscription->policy, cause,
 										 RS_OUTCOME_ACK, false, work->delivery.attempt);
-	Afresh result = try_afresh(work, &settlement, true);
+	Afresh result;
 
+	rs_set_reason(work);
+	result = try_afresh(work, &settlement, true);
 	if (result == AFRESH_FAILED)
 	{
 		uncapped.max_attempts = 0;
@@ -243,6 +245,16 @@ rs_lose(RsWork *work)
 								"as pg_advisory_unlock_all() does.");
 	work->error = error;
 
+	rs_stats_count(RS_COUNT_LEASE_LOST);
+	/*
+	 * A key that the handler has released may be free still: then the delivery
+	 * counts as a failure, so that the row comes to an end at its cap.
+	 */
+	if (rs_lock_key_again(engine, &work->delivery))
+	{
+		settle_afresh(work, RS_CAUSE_SETTLE_ERROR);
+		return;
+	}
 	(void) try_afresh(work, NULL, true);
 	/* It may be due at once, and be lost again; where it is ours after all, its lease ends. */
 	rs_claim_hold(engine, &work->delivery);
@@ -250,7 +262,6 @@ rs_lose(RsWork *work)
 	give_back(work);
 	rs_report_failure(work);
 	rs_forget_transient_failures(engine);
-	rs_stats_count(RS_COUNT_LEASE_LOST);
 	rs_stats_count(RS_COUNT_DELIVERIES);
 	rs_stats_count(RS_COUNT_FAILED);
 }

@@ -39,6 +39,13 @@ is_gone(RsEngine *engine, const rs_settlement *settlement, const RsValues *value
 	return may_be_gone && rs_execute(engine->plans, RS_OP_UNSETTLED, values) == 0;
 }
 
+void
+rs_set_reason(RsWork *work)
+{
+	work->delivery.reason = work->error != NULL ? work->error->message : work->answer.reason;
+	work->delivery.sqlstate = work->error != NULL ? work->error->sqlerrcode : 0;
+}
+
 bool
 rs_settle_delivery(RsEngine *engine, RsDelivery *delivery, const rs_settlement *settlement,
 				   int64 given_delay)
@@ -65,6 +72,11 @@ rs_settle_delivery(RsEngine *engine, RsDelivery *delivery, const rs_settlement *
 		delay = Min(delay, END_TIMESTAMP - 1 - now);
 		rs_value_set(&values, RS_PARAM_UNTIL, TimestampTzGetDatum(now + delay), 0);
 	}
+
+	if (settlement->outcome == RS_OUTCOME_DEAD_LETTER)
+		rs_value_set(
+			&values, RS_PARAM_ORIGIN,
+			rs_origin(subscription, delivery, DatumGetTimestampTz(values.value[RS_PARAM_NOW])), 0);
 
 	generation = rs_catalog_generation();
 	rows = rs_execute(engine->plans, settlement->operation, &values);

@@ -177,6 +177,7 @@ shmem_startup(void)
 		{
 			RsSlot *slot = &rs_shared->slot[i];
 
+			pg_atomic_init_u32(&slot->run, 0);
 			pg_atomic_init_u32(&slot->idle, 0);
 			pg_atomic_init_u32(&slot->stop, 0);
 			pg_atomic_init_u32(&slot->changecount, 0);
@@ -465,6 +466,8 @@ rs_slot_free(RsSlot *slot)
 	Assert(LWLockHeldByMeInMode(rs_shared->lock, LW_EXCLUSIVE));
 
 	rs_lease_forget(slot);
+	/* It may have gone in the middle of a handler. */
+	pg_atomic_write_u32(&slot->run, 0);
 	pg_atomic_write_u32(&slot->idle, 0);
 	slot->cookie = 0;
 	slot->pid = 0;

@@ -100,6 +100,14 @@ typedef struct RsSlot
 	char subscription_name[NAMEDATALEN];
 	char queue_name[RS_QUEUE_NAME_BYTES]; /* for the log, after a crash */
 
+	/*
+	 * Which run of a handler is under way, and whether it has been cancelled
+	 * (interrupt.c); 0: none.  Set and cleared by the process of the slot, after and
+	 * before it writes which row that is.  Cancelled by compare and exchange, with
+	 * RsShared.lock held.
+	 */
+	pg_atomic_uint32 run;
+
 	pg_atomic_uint32 idle; /* 1: set my latch when a row arrives */
 	pg_atomic_uint32 stop; /* 1: leave once the delivery in work is over */
 
@@ -113,6 +121,7 @@ typedef struct RsSlot
 	TimestampTz since;
 	bool delivering;
 	char id[RS_ID_BYTES]; /* perhaps clipped */
+	uint64 id_hash;       /* of the whole of it */
 	int64 attempt;
 	TimestampTz delivery_since;
 	TimestampTz lease_until; /* as the claim stamped it; 0: no lease */

@@ -37,6 +37,7 @@ static const char *const worker_state_words[] = {RS_WORKER_STATES(WORKER_STATE_W
 
 PG_FUNCTION_INFO_V1(rs_sql_counters);
 PG_FUNCTION_INFO_V1(rs_sql_workers);
+PG_FUNCTION_INFO_V1(rs_sql_reset_stats);
 
 /* Copy a text into a fixed array, clipped at a character's boundary. */
 static void
@@ -65,6 +66,16 @@ find_counters(Oid database, int32 subscription)
 	return NULL;
 }
 
+static void
+set_to_zero(RsCounters *counters)
+{
+	for (int i = 0; i < RS_COUNTER_COUNT; i++)
+		pg_atomic_write_u64(&counters->count[i], 0);
+	for (int i = 0; i < RS_RATE_BUCKETS; i++)
+		pg_atomic_write_u64(&counters->rate[i], 0);
+	counters->reset_at = GetCurrentTimestamp();
+}
+
 /* The counters of a subscription of this database; NULL: all are taken. */
 static RsCounters *
 get_counters(int32 subscription)
@@ -86,13 +97,9 @@ get_counters(int32 subscription)
 		return NULL;
 	}
 
-	for (int i = 0; i < RS_COUNTER_COUNT; i++)
-		pg_atomic_write_u64(&counters->count[i], 0);
-	for (int i = 0; i < RS_RATE_BUCKETS; i++)
-		pg_atomic_write_u64(&counters->rate[i], 0);
+	set_to_zero(counters);
 	counters->broken[0] = '\0';
 	counters->problem[0] = '\0';
-	counters->reset_at = GetCurrentTimestamp();
 	counters->subscription = subscription;
 	counters->database = MyDatabaseId;
 	return counters;
@@ -285,6 +292,7 @@ rs_stats_delivery_begin(const RsDelivery *delivery)
 		return;
 	begin_change(rs_my_slot);
 	copy_clipped(rs_my_slot->id, delivery->id_text, RS_ID_BYTES);
+	rs_my_slot->id_hash = rs_id_hash(delivery->id_text);
 	rs_my_slot->attempt = delivery->attempt;
 	rs_my_slot->delivery_since = delivery->claimed_at;
 	rs_my_slot->lease_until = delivery->token;
@@ -498,4 +506,69 @@ rs_sql_workers(PG_FUNCTION_ARGS)
 		tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
 	}
 	PG_RETURN_NULL();
+}
+
+/* The subscriptions of this database that have counters. */
+static List *
+counted_subscriptions(void)
+{
+	int32 *ids = palloc(sizeof(int32) * RS_MAX_SUBSCRIPTIONS);
+	int count = 0;
+	List *result = NIL;
+
+	LWLockAcquire(rs_shared->lock, LW_SHARED);
+	for (int i = 0; i < RS_MAX_SUBSCRIPTIONS; i++)
+	{
+		if (rs_shared->counters[i].database == MyDatabaseId)
+			ids[count++] = rs_shared->counters[i].subscription;
+	}
+	LWLockRelease(rs_shared->lock);
+	for (int i = 0; i < count; i++)
+		result = lappend_int(result, ids[i]);
+	return result;
+}
+
+static void
+reset_counters(int32 subscription)
+{
+	RsCounters *counters;
+
+	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
+	counters = find_counters(MyDatabaseId, subscription);
+	if (counters != NULL)
+		set_to_zero(counters);
+	LWLockRelease(rs_shared->lock);
+}
+
+/*
+ * ruststream.reset_stats(subscription text): count a subscription's deliveries from 0
+ * again; NULL: of all whose owner the current user is a member of.  Nothing
+ * happens where nothing is counted.  Errors: 42704 no such subscription, 42501.
+ */
+Datum
+rs_sql_reset_stats(PG_FUNCTION_ARGS)
+{
+	List *subscriptions;
+	ListCell *cell;
+
+	if (!PG_ARGISNULL(0))
+	{
+		char *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
+		int32 id = rs_subscription_id(name, false);
+
+		if (rs_subscription_visibility(id) != RS_SEES_ALL)
+			ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+					errmsg("permission denied for subscription \"%s\"", name),
+					errhint("Be a member of the role that owns the subscription."));
+		subscriptions = list_make1_int(id);
+	}
+	else
+		subscriptions = rs_shared == NULL ? NIL : counted_subscriptions();
+
+	foreach (cell, subscriptions)
+	{
+		if (rs_shared != NULL && rs_subscription_visibility(lfirst_int(cell)) == RS_SEES_ALL)
+			reset_counters(lfirst_int(cell));
+	}
+	PG_RETURN_VOID();
 }

@@ -253,18 +253,11 @@ cancel_look(void)
 	InterruptPending = true;
 }
 
-/* Raised by the server's answer to a signal or a timer, not by a user's code? */
-static bool
-is_interrupt(const ErrorData *error)
-{
-	return error->funcname != NULL && strcmp(error->funcname, "ProcessInterrupts") == 0;
-}
-
 /* What an error means for the figures.  Rethrows a cancel that was the caller's. */
 static void
 look_failed(ErrorData *error, bool timed_out, Depth *depth)
 {
-	bool cancelled = error->sqlerrcode == ERRCODE_QUERY_CANCELED && is_interrupt(error);
+	bool cancelled = rs_is_interrupt(error);
 
 	if (cancelled && !timed_out)
 		ReThrowError(error);

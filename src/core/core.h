@@ -201,6 +201,7 @@ typedef struct rs_table
 	const char *name;
 	const char *column[RS_ROLE_COUNT]; /* NULL: no column plays the role */
 	bool fifo;                         /* one row of a group at a time */
+	bool headers_are_json;             /* of type json, not jsonb */
 	bool only;                         /* a plain table, read without its inheritance children */
 	const char *lock_key;              /* key template of the advisory lock form, or NULL */
 	rs_isolation isolation;
@@ -271,7 +272,12 @@ extern bool rs_key_column(const char *lock_key, int n, const char **start, size_
 	X(RS_OP_MOVE_TABLE, "move_table")                                                              \
 	X(RS_OP_EXTEND, "extend") /* move the token of a lease that is still held */                   \
 	X(RS_OP_PUBLISH, "publish")                                                                    \
-	X(RS_OP_DEPTH, "depth") /* ready, waiting, counted up to a limit */                            \
+	X(RS_OP_FIND_DEAD, "find_dead")           /* dead letters: id, origin, ctid, tableoid */       \
+	X(RS_OP_REDRIVE_GROUP, "redrive_group")   /* give these back to their groups */                \
+	X(RS_OP_REDRIVE_TABLE, "redrive_table")   /* .. from the dead-letter table */                  \
+	X(RS_OP_FIND_PROCESSED, "find_processed") /* ids of rows that have been processed */           \
+	X(RS_OP_PURGE, "purge")                   /* delete these */                                   \
+	X(RS_OP_DEPTH, "depth")                   /* ready, waiting, counted up to a limit */          \
 	X(RS_OP_DEPTH_DEAD_GROUP, "depth_dead_group")                                                  \
 	X(RS_OP_DEPTH_DEAD_TABLE, "depth_dead_table")
 
@@ -299,9 +305,15 @@ extern const char *rs_operation_word(rs_operation operation);
 	X(RS_PARAM_ANNOUNCED, "announced")   /* the one that may have replaced it */                   \
 	X(RS_PARAM_KEY, "key")               /* the advisory key, text */                              \
 	X(RS_PARAM_PRIORITY, "priority")     /* bigint */                                              \
-	X(RS_PARAM_PARTITION_KEY, "partition_key") /* text */                                          \
-	X(RS_PARAM_HEADERS, "headers")             /* in the column's own type */                      \
-	X(RS_PARAM_PAYLOAD, "payload")             /* in the column's own type */
+	X(RS_PARAM_PARTITION_KEY, "partition_key")   /* text */                                        \
+	X(RS_PARAM_ORIGIN, "origin")                 /* headers of a dead letter, an object as text */ \
+	X(RS_PARAM_ORIGIN_HEADERS, "origin_headers") /* the names of all such headers, text[] */       \
+	X(RS_PARAM_IDS, "ids")                       /* an array of the id's type */                   \
+	X(RS_PARAM_GROUPS, "groups")                 /* the group of each of these, text[] */          \
+	X(RS_PARAM_TIDS, "tids")       /* rows of a dead-letter table: their place, tid[] */           \
+	X(RS_PARAM_TABLES, "tables")   /* .. and the partition that it is in, oid[] */                 \
+	X(RS_PARAM_HEADERS, "headers") /* in the column's own type */                                  \
+	X(RS_PARAM_PAYLOAD, "payload") /* in the column's own type */
 
 typedef enum rs_parameter
 {

@@ -6,6 +6,7 @@
  *-------------------------------------------------------------------------
  */
 #include "catalogue.h"
+#include "headers_postgresql.h"
 
 /*
  * Rules for the templates (template.h says how they are written)
@@ -152,6 +153,12 @@
 				 " {key} OPERATOR(pg_catalog.=) :key FOR UPDATE SKIP LOCKED) "                     \
 				 "[attempt:UPDATE {table} AS ruststream_row SET " COUNT_ATTEMPT OF_FOUND "]"       \
 				 "[!attempt:SELECT ruststream_found.* FROM ruststream_found]"
+
+/* Headers for {moved}. */
+#define MADE(headers)                                                                              \
+	"[headers: CROSS JOIN LATERAL (SELECT " headers ") AS ruststream_headers (ruststream_made)]"
+
+#define OF_THESE WHERE " ruststream_row.{id} OPERATOR(pg_catalog.=) ANY (:ids)"
 
 #define CLAIMING (RS_IN_FORM(RS_FORM_ROW_LOCK) | RS_IN_FORM(RS_FORM_LEASE))
 #define KEYED RS_IN_FORM(RS_FORM_ADVISORY_LOCK)
@@ -357,17 +364,22 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 		 .needs = RS_ROLE_RETRY_AFTER},
 
 	/*
-	 * UPDATE "schema"."table" AS ruststream_row SET "group" = :dead_group
+	 * UPDATE "schema"."table" AS ruststream_row
+	 * SET "group" = :dead_group, "headers" = .. with :origin ..
 	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
 	 */
 	[RS_OP_MOVE_GROUP] =
 		{.statements = {"UPDATE {table} AS ruststream_row SET {group} = :dead_group"
+						"[headers:, {headers} = " HEADERS_WITH_ORIGIN "]"
 						"[locked_until:, " END_LEASE "]" THIS_ROW GUARD},
 		 .needs = RS_ROLE_GROUP},
 
 	/*
 	 * INSERT INTO "schema"."dest" ("id", "payload") OVERRIDING SYSTEM VALUE
-	 * SELECT "id", "payload" FROM "schema"."table" AS ruststream_row
+	 * SELECT "id", ruststream_headers.ruststream_made, "payload"
+	 * FROM "schema"."table" AS ruststream_row
+	 *     CROSS JOIN LATERAL (SELECT .. headers with :origin ..)
+	 *         AS ruststream_headers (ruststream_made)
 	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
 	 *
 	 * DELETE FROM "schema"."table" AS ruststream_row
@@ -376,10 +388,10 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 * OVERRIDING keeps the id where the destination's is an identity.  In the
 	 * lease form the column of the lease is written as NULL.
 	 */
-	[RS_OP_MOVE_TABLE] =
-		{.statements = {"INSERT INTO {dest} ({columns}) OVERRIDING SYSTEM VALUE"
-						" SELECT {moved} FROM {table} AS ruststream_row" THIS_ROW GUARD,
-						"DELETE FROM {table} AS ruststream_row" THIS_ROW GUARD}},
+	[RS_OP_MOVE_TABLE] = {.statements = {"INSERT INTO {dest} ({columns}) OVERRIDING SYSTEM VALUE"
+										 " SELECT {moved} FROM {table} AS ruststream_row" MADE(
+											 HEADERS_WITH_ORIGIN) THIS_ROW GUARD,
+										 "DELETE FROM {table} AS ruststream_row" THIS_ROW GUARD}},
 
 	/*
 	 * UPDATE "schema"."table" AS ruststream_row SET "locked_until" = :until
@@ -410,6 +422,95 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 						"[partition_key:{) VALUES (|, }:partition_key]"
 						"[headers:{) VALUES (|, }:headers][payload:{) VALUES (|, }:payload]"
 						") RETURNING ruststream_row.{id}::pg_catalog.text"}},
+
+	/*
+	 * SELECT ruststream_row."id",
+	 *     ruststream_row."headers" OPERATOR(pg_catalog.->>) 'ruststream-origin-group',
+	 *     ruststream_row.ctid, ruststream_row.tableoid
+	 * FROM "schema"."table" AS ruststream_row
+	 * WHERE ruststream_row."group" OPERATOR(pg_catalog.=) :dead_group
+	 *     AND ruststream_row."processed_at" IS NULL
+	 * ORDER BY ruststream_row."priority" NULLS FIRST,
+	 *     ruststream_row."retry_after" NULLS FIRST, ruststream_row."id"
+	 * FOR UPDATE SKIP LOCKED
+	 *
+	 * Of a table without groups, 'ruststream-origin-queue'.  What is in work is left
+	 * out: in the lease form as a claim does, in the advisory lock form by its key.
+	 * For a cursor.
+	 */
+	[RS_OP_FIND_DEAD] =
+		{.statements =
+			 {"SELECT ruststream_row.{id}, [headers:" HEADERS
+			  " OPERATOR(pg_catalog.->>) '[group:ruststream-origin-group]"
+			  "[!group:ruststream-origin-queue]'][!headers:NULL::pg_catalog.text]"
+			  ", ruststream_row.ctid, ruststream_row.tableoid FROM {table} AS ruststream_row"
+			  "[group:" WHERE " ruststream_row.{group} OPERATOR(pg_catalog.=) "
+			  ":dead_group]" UNPROCESSED UNLEASED "[advisory_lock:" KEY_IS_FREE "]" CLAIM_ORDER
+			  " FOR UPDATE SKIP LOCKED"}},
+
+	/*
+	 * UPDATE "schema"."table" AS ruststream_row
+	 * SET "group" = ruststream_found.origin, "attempt" = 1, "retry_after" = DEFAULT,
+	 *     "headers" = .. without :origin_headers ..
+	 * FROM ROWS FROM (pg_catalog.unnest(:ids), pg_catalog.unnest(:groups))
+	 *     AS ruststream_found (id, origin)
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) ruststream_found.id
+	 */
+	[RS_OP_REDRIVE_GROUP] =
+		{.statements = {"UPDATE {table} AS ruststream_row SET {group} = ruststream_found.origin"
+						"[attempt:, {attempt} = 1][retry_after:, {retry_after} = DEFAULT]"
+						"[locked_until:, " END_LEASE "]"
+						"[headers:, {headers} = " HEADERS_WITHOUT_ORIGIN "]"
+						" FROM ROWS FROM (pg_catalog.unnest(:ids), pg_catalog.unnest(:groups))"
+						" AS ruststream_found (id, origin)" WHERE
+						" ruststream_row.{id} OPERATOR(pg_catalog.=) ruststream_found.id"},
+		 .needs = RS_ROLE_GROUP},
+
+	/*
+	 * WITH ruststream_row AS (
+	 *     DELETE FROM "schema"."dest" AS ruststream_row
+	 *     USING ROWS FROM (pg_catalog.unnest(:tids), pg_catalog.unnest(:tables))
+	 *         AS ruststream_found (place, relation)
+	 *     WHERE ruststream_row.ctid OPERATOR(pg_catalog.=) ruststream_found.place
+	 *         AND ruststream_row.tableoid OPERATOR(pg_catalog.=) ruststream_found.relation
+	 *     RETURNING ruststream_row.*)
+	 * INSERT INTO "schema"."table" ("id", "headers", "payload", "attempt")
+	 *     OVERRIDING SYSTEM VALUE
+	 * SELECT "id", ruststream_headers.ruststream_made, "payload", 1 FROM ruststream_row
+	 *     CROSS JOIN LATERAL (SELECT .. headers without :origin_headers ..)
+	 *     AS ruststream_headers (ruststream_made)
+	 *
+	 * Two queues may have the same ids there.  The rows are locked, so each
+	 * is where it was found.
+	 */
+	[RS_OP_REDRIVE_TABLE] =
+		{.statements = {"WITH ruststream_row AS (DELETE FROM {dest} AS ruststream_row"
+						" USING ROWS FROM (pg_catalog.unnest(:tids), pg_catalog.unnest(:tables))"
+						" AS ruststream_found (place, relation) WHERE"
+						" ruststream_row.ctid OPERATOR(pg_catalog.=) ruststream_found.place AND"
+						" ruststream_row.tableoid OPERATOR(pg_catalog.=) ruststream_found.relation"
+						" RETURNING ruststream_row.*) INSERT INTO {into} "
+						"({columns}[attempt:, {attempt}]) OVERRIDING SYSTEM VALUE"
+						" SELECT {moved}[attempt:, 1] FROM ruststream_row" MADE(
+							HEADERS_WITHOUT_ORIGIN)}},
+
+	/*
+	 * SELECT ruststream_row."id" FROM "schema"."table" AS ruststream_row
+	 * WHERE ruststream_row."processed_at" OPERATOR(pg_catalog.<=) :until
+	 * FOR UPDATE SKIP LOCKED
+	 *
+	 * DELETE FROM "schema"."table" AS ruststream_row
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) ANY (:ids)
+	 *
+	 * The first is for a cursor.  No claim looks at, or locks, a processed row.
+	 */
+	[RS_OP_FIND_PROCESSED] =
+		{.statements = {"SELECT ruststream_row.{id} FROM {table} AS ruststream_row" WHERE
+						" ruststream_row.{processed_at} OPERATOR(pg_catalog.<=) :until"
+						" FOR UPDATE SKIP LOCKED"},
+		 .needs = RS_ROLE_PROCESSED_AT},
+	[RS_OP_PURGE] = {.statements = {"DELETE FROM {table} AS ruststream_row" OF_THESE},
+					 .needs = RS_ROLE_PROCESSED_AT},
 
 	/*
 	 * SELECT pg_catalog.count(*) FILTER (WHERE ruststream_counted.due IS NULL

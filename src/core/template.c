@@ -69,11 +69,12 @@ put_qualified_name(rendering *out, const char *schema, const char *name)
 	put_name(out, name);
 }
 
-/* What a move carries; as values, a row arrives without its lease. */
+/* What a move carries; as values, a row arrives without its lease, and with other headers. */
 static void
 put_destination_columns(rendering *out, bool as_values)
 {
 	const char *lease = out->table->column[RS_ROLE_LOCKED_UNTIL];
+	const char *headers = out->table->column[RS_ROLE_HEADERS];
 
 	for (int i = 0; i < out->destination->column_count; i++)
 	{
@@ -83,6 +84,8 @@ put_destination_columns(rendering *out, bool as_values)
 			put_text(out, ", ");
 		if (as_values && lease != NULL && strcmp(column, lease) == 0)
 			put_text(out, "NULL");
+		else if (as_values && headers != NULL && strcmp(column, headers) == 0)
+			put_text(out, "ruststream_headers.ruststream_made");
 		else
 			put_name(out, column);
 	}
@@ -251,6 +254,7 @@ static bool
 holds(const rs_table *table, const char *name, size_t length)
 {
 	return column_of(table, name, length) != NULL ||
+		   (is_word(name, length, "json") && table->headers_are_json) ||
 		   is_word(name, length, rs_form_word(rs_table_form(table)));
 }
 

@@ -9,7 +9,8 @@
  *	{into}				the queue, as INSERT and CREATE INDEX name it
  *	{dest}				the dead-letter table
  *	{columns}			what a move carries, separated by commas
- *	{moved}				the same as values: of a lease, NULL
+ *	{moved}				the same as values: of a lease, NULL; of headers, what
+ *						the statement makes of them in ruststream_headers.ruststream_made
  *	{key}				the advisory key of a row of the alias ruststream_row
  *	{a|b}				a, then b as long as the same hole comes again: the
  *						separator of a list whose items are optional
@@ -17,7 +18,8 @@
  *	:id, :group, ..		a parameter, rendered $1, $2, .. by first use
  *	[role:text]			text, where the table has the role
  *	[!role:text]		text, where it has not
- *	[row_lock:text]		the same of the table's form; all of these nest
+ *	[row_lock:text]		the same of the table's form
+ *	[json:text]			the same where headers are json; all of these nest
  *
  *-------------------------------------------------------------------------
  */
