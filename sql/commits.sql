@@ -72,6 +72,18 @@ TABLE commits;
 TABLE rows;
 TABLE failures;
 
+-- So it is at a level at which all of them read one snapshot.
+CREATE TABLE strict (LIKE jobs INCLUDING ALL);
+SELECT ruststream.attach_queue('strict', 'id', retry_after_column => 'retry_after', attempt_column => 'attempt',
+	payload_column => 'payload', isolation => 'serializable');
+SELECT ruststream.subscribe('strict', 'strict', 'handle', workers => 0, deliveries_per_commit => 10,
+	max_commit_wait => '60 s', retry_delay => '1 h');
+TRUNCATE effect;
+INSERT INTO strict (id, payload) VALUES (1, '{}'), (2, '{"do": "error"}'), (3, '{}');
+CALL ruststream.drain('strict');
+TABLE commits;
+SELECT id, attempt FROM strict;
+
 -- So it is where the writes of a handler are kept whatever it answers.
 SELECT ruststream.alter_subscription('work', transactional => false);
 CALL fill('{}', '{"do": "error"}', '{"do": "retry_after"}', '{}');
@@ -330,10 +342,13 @@ TRUNCATE effect;
 INSERT INTO jobs (id, payload) SELECT n, '{"blocks": 19}' FROM generate_series(1, 7) AS n;
 CALL ruststream.drain('work');
 TABLE sharing;
--- One that needs more than there is room for has its commit to itself.
+-- One that needs more than there is room for has its commit to itself; and what
+-- does not fit into a commit is not claimed for long.
 TRUNCATE effect;
-INSERT INTO jobs (id, payload) SELECT n, '{"blocks": 80}' FROM generate_series(1, 2) AS n;
+INSERT INTO jobs (id, payload) SELECT n, '{"blocks": 80}' FROM generate_series(1, 4) AS n;
+SET ruststream.trace = on;
 CALL ruststream.drain('work');
+RESET ruststream.trace;
 TABLE sharing;
 -- Where nothing is written there are none.
 CREATE FUNCTION handle_nothing(job jsonb) RETURNS ruststream.outcome LANGUAGE sql AS 'SELECT ruststream.ack()';
@@ -350,6 +365,6 @@ CALL ruststream.drain('work');
 TABLE sharing;
 
 SET client_min_messages = error;
-SELECT ruststream.unsubscribe('work'), ruststream.unsubscribe('texts');
+SELECT ruststream.unsubscribe(s) FROM unnest('{work,texts,strict}'::text[]) AS s;
 DROP SCHEMA rs_commits CASCADE;
 DROP ROLE regress_rs_commits;

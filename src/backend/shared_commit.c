@@ -37,8 +37,8 @@
  * - where this process has been told to leave.
  *
  * The rows that were claimed and have not been begun are released by the commit
- * as they were.  A claim takes no more rows than would be delivered within
- * max_commit_wait, going by what handlers took of late.
+ * as they were.  A claim takes no more rows than would be delivered within these
+ * bounds, going by what handlers have needed of late.
  *
  *-------------------------------------------------------------------------
  */
@@ -100,6 +100,9 @@ claim_limit(const RsEngine *engine)
 		limit = (int) Min(limit, engine->delivery_limit);
 	if (engine->handling_time * limit > (double) subscription->max_commit_wait)
 		limit = (int) ((double) subscription->max_commit_wait / engine->handling_time);
+	/* Two are tried in any case, or we would not learn of a handler that needs fewer now. */
+	if (engine->subtransactions > 0)
+		limit = Min(limit, Max(RS_MAX_SUBTRANSACTIONS / engine->subtransactions, 2));
 	return Max(limit, 1);
 }
 
@@ -299,6 +302,7 @@ deliver_claimed(RsWork *work, RsDelivery *deliveries, int claimed)
 		if (!deliver_next(work, &deliveries[count], count == 0, &settled[count]))
 			break;
 		most = Max(most, MyProc->subxidStatus.count - before);
+		engine->subtransactions = most;
 		count++;
 	} while (count < claimed && may_go_on(engine, &settled[count - 1], &deliveries[count], most));
 
