@@ -339,7 +339,7 @@ INSERT INTO jobs (id, payload) SELECT n, '{"blocks": 1}' FROM generate_series(1,
 CALL ruststream.drain('work');
 TABLE sharing;
 TRUNCATE effect;
-INSERT INTO jobs (id, payload) SELECT n, '{"blocks": 19}' FROM generate_series(1, 7) AS n;
+INSERT INTO jobs (id, payload) SELECT n, '{"blocks": 10}' FROM generate_series(1, 12) AS n;
 CALL ruststream.drain('work');
 TABLE sharing;
 -- One that needs more than there is room for has its commit to itself; and what

@@ -156,12 +156,12 @@ BEGIN
 END \$\$;
 SELECT ruststream.alter_subscription('work', handler => 'blocks', deliveries_per_commit => 1000);
 SQL
-begin_with(join ', ', map { sprintf q{(%d, '{"blocks": %d}')}, $_, $_ <= 200 ? 0 : 6 } 1 .. 230);
+begin_with(join ', ', map { sprintf q{(%d, '{"blocks": %d}')}, $_, $_ <= 200 ? 0 : 10 } 1 .. 230);
 wait_for_empty($node, 'tasks', 'deliveries with and without EXCEPTION blocks are done');
 is( sql('SELECT max(n), count(*) FROM (SELECT count(*) AS n FROM effect WHERE id <= 180 GROUP BY xact) AS c'),
 	'60|3', 'so many share a commit as there is room for subtransactions');
 is( sql('SELECT max(n) FROM (SELECT count(*) AS n FROM effect WHERE id > 200 GROUP BY xact) AS c'),
-	'63', 'those of EXCEPTION blocks are counted');
+	'55', 'those of EXCEPTION blocks are counted');
 is(sql(q{SELECT count(*) FROM effect WHERE note ~ 'overflowed' OR note > '' AND note::int > 64}),
 	'0', 'none is beyond it');
 end();
