@@ -221,6 +221,34 @@ TABLE commits;
 TABLE rows;
 DROP TABLE once;
 
+-- Nothing loops hot, however many rows fail that cannot be delayed: none is tried
+-- again before the retry delay has passed, whether they share commits or not.
+CREATE TABLE hot (id bigint PRIMARY KEY, attempt int, payload jsonb);
+SELECT ruststream.attach_queue('hot', 'id', attempt_column => 'attempt', payload_column => 'payload');
+CREATE TABLE tried (id text, attempt int, at timestamptz DEFAULT clock_timestamp());
+CREATE FUNCTION handle_hot(job jsonb, d ruststream.delivery) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	IF d.attempt = 1 THEN
+		RAISE EXCEPTION 'the first attempt fails';
+	END IF;
+	INSERT INTO rs_commits.tried VALUES (d.id, d.attempt);
+END $$;
+SELECT ruststream.subscribe('hot', 'hot', 'handle_hot', workers => 0, retry_delay => '200 ms', max_commit_wait => '60 s');
+CREATE PROCEDURE drain_hot(size int) LANGUAGE plpgsql AS $$
+BEGIN
+	TRUNCATE tried;
+	PERFORM ruststream.alter_subscription('hot', deliveries_per_commit => size);
+	INSERT INTO hot SELECT n, 1, '{}' FROM generate_series(size * 1000 + 1, size * 1000 + 50) AS n;
+	COMMIT;
+	CALL ruststream.drain('hot');
+END $$;
+SET client_min_messages = error;
+CALL drain_hot(1);
+SELECT count(*), max(t.attempt), bool_and(t.at >= f.at + interval '200 ms') FROM tried AS t JOIN ruststream.failure AS f USING (id);
+CALL drain_hot(50);
+SELECT count(*), max(t.attempt), bool_and(t.at >= f.at + interval '200 ms') FROM tried AS t JOIN ruststream.failure AS f USING (id);
+RESET client_min_messages;
+
 --
 -- What they see of each other
 --
@@ -365,6 +393,6 @@ CALL ruststream.drain('work');
 TABLE sharing;
 
 SET client_min_messages = error;
-SELECT ruststream.unsubscribe(s) FROM unnest('{work,texts,strict}'::text[]) AS s;
+SELECT ruststream.unsubscribe(s) FROM unnest('{work,texts,strict,hot}'::text[]) AS s;
 DROP SCHEMA rs_commits CASCADE;
 DROP ROLE regress_rs_commits;

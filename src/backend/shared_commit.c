@@ -251,12 +251,23 @@ comes_back(const RsSettled *settled)
 	return settled->settlement.outcome == RS_OUTCOME_RETRY && settled->error == NULL;
 }
 
+/* Will so many rows be left alone as can be, once it is committed? */
+static bool
+holds_most(const RsEngine *engine, const RsSettled *settled, int count)
+{
+	int held = engine->held_count;
+
+	for (int i = 0; i < count; i++)
+		held += settled[i].settlement.outcome == RS_OUTCOME_RETRY && settled[i].error != NULL;
+	return held >= RS_MAX_HELD;
+}
+
 /* May the next row be delivered in the transaction of those before it? */
 static bool
-may_go_on(const RsEngine *engine, const RsSettled *last, const RsDelivery *next,
+may_go_on(const RsEngine *engine, const RsSettled *settled, int count, const RsDelivery *next,
 		  int most_subtransactions)
 {
-	return !comes_back(last) &&
+	return !comes_back(&settled[count - 1]) && !holds_most(engine, settled, count) &&
 		   GetCurrentTimestamp() - next->claimed_at < engine->subscription->max_commit_wait &&
 		   has_room(most_subtransactions) && !rs_slot_stop_requested() &&
 		   engine->session->clean_within() && !rs_engine_is_outdated(engine) && is_as_claimed(next);
@@ -304,7 +315,7 @@ deliver_claimed(RsWork *work, RsDelivery *deliveries, int claimed)
 		most = Max(most, MyProc->subxidStatus.count - before);
 		engine->subtransactions = most;
 		count++;
-	} while (count < claimed && may_go_on(engine, &settled[count - 1], &deliveries[count], most));
+	} while (count < claimed && may_go_on(engine, settled, count, &deliveries[count], most));
 
 	work->inserted = false;
 	(void) rs_take_step(work, RS_STEP_COMMIT);
