@@ -72,6 +72,18 @@ TABLE commits;
 TABLE rows;
 TABLE failures;
 
+-- So it is at a level at which all of them read one snapshot.
+CREATE TABLE strict (LIKE jobs INCLUDING ALL);
+SELECT ruststream.attach_queue('strict', 'id', retry_after_column => 'retry_after', attempt_column => 'attempt',
+	payload_column => 'payload', isolation => 'serializable');
+SELECT ruststream.subscribe('strict', 'strict', 'handle', workers => 0, deliveries_per_commit => 10,
+	max_commit_wait => '60 s', retry_delay => '1 h');
+TRUNCATE effect;
+INSERT INTO strict (id, payload) VALUES (1, '{}'), (2, '{"do": "error"}'), (3, '{}');
+CALL ruststream.drain('strict');
+TABLE commits;
+SELECT id, attempt FROM strict;
+
 -- So it is where the writes of a handler are kept whatever it answers.
 SELECT ruststream.alter_subscription('work', transactional => false);
 CALL fill('{}', '{"do": "error"}', '{"do": "retry_after"}', '{}');
@@ -209,6 +221,34 @@ TABLE commits;
 TABLE rows;
 DROP TABLE once;
 
+-- Nothing loops hot, however many rows fail that cannot be delayed: none is tried
+-- again before the retry delay has passed, whether they share commits or not.
+CREATE TABLE hot (id bigint PRIMARY KEY, attempt int, payload jsonb);
+SELECT ruststream.attach_queue('hot', 'id', attempt_column => 'attempt', payload_column => 'payload');
+CREATE TABLE tried (id text, attempt int, at timestamptz DEFAULT clock_timestamp());
+CREATE FUNCTION handle_hot(job jsonb, d ruststream.delivery) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	IF d.attempt = 1 THEN
+		RAISE EXCEPTION 'the first attempt fails';
+	END IF;
+	INSERT INTO rs_commits.tried VALUES (d.id, d.attempt);
+END $$;
+SELECT ruststream.subscribe('hot', 'hot', 'handle_hot', workers => 0, retry_delay => '200 ms', max_commit_wait => '60 s');
+CREATE PROCEDURE drain_hot(size int) LANGUAGE plpgsql AS $$
+BEGIN
+	TRUNCATE tried;
+	PERFORM ruststream.alter_subscription('hot', deliveries_per_commit => size);
+	INSERT INTO hot SELECT n, 1, '{}' FROM generate_series(size * 1000 + 1, size * 1000 + 50) AS n;
+	COMMIT;
+	CALL ruststream.drain('hot');
+END $$;
+SET client_min_messages = error;
+CALL drain_hot(1);
+SELECT count(*), max(t.attempt), bool_and(t.at >= f.at + interval '200 ms') FROM tried AS t JOIN ruststream.failure AS f USING (id);
+CALL drain_hot(50);
+SELECT count(*), max(t.attempt), bool_and(t.at >= f.at + interval '200 ms') FROM tried AS t JOIN ruststream.failure AS f USING (id);
+RESET client_min_messages;
+
 --
 -- What they see of each other
 --
@@ -327,13 +367,16 @@ INSERT INTO jobs (id, payload) SELECT n, '{"blocks": 1}' FROM generate_series(1,
 CALL ruststream.drain('work');
 TABLE sharing;
 TRUNCATE effect;
-INSERT INTO jobs (id, payload) SELECT n, '{"blocks": 19}' FROM generate_series(1, 7) AS n;
+INSERT INTO jobs (id, payload) SELECT n, '{"blocks": 10}' FROM generate_series(1, 12) AS n;
 CALL ruststream.drain('work');
 TABLE sharing;
--- One that needs more than there is room for has its commit to itself.
+-- One that needs more than there is room for has its commit to itself; and what
+-- does not fit into a commit is not claimed for long.
 TRUNCATE effect;
-INSERT INTO jobs (id, payload) SELECT n, '{"blocks": 80}' FROM generate_series(1, 2) AS n;
+INSERT INTO jobs (id, payload) SELECT n, '{"blocks": 80}' FROM generate_series(1, 4) AS n;
+SET ruststream.trace = on;
 CALL ruststream.drain('work');
+RESET ruststream.trace;
 TABLE sharing;
 -- Where nothing is written there are none.
 CREATE FUNCTION handle_nothing(job jsonb) RETURNS ruststream.outcome LANGUAGE sql AS 'SELECT ruststream.ack()';
@@ -350,6 +393,6 @@ CALL ruststream.drain('work');
 TABLE sharing;
 
 SET client_min_messages = error;
-SELECT ruststream.unsubscribe('work'), ruststream.unsubscribe('texts');
+SELECT ruststream.unsubscribe(s) FROM unnest('{work,texts,strict,hot}'::text[]) AS s;
 DROP SCHEMA rs_commits CASCADE;
 DROP ROLE regress_rs_commits;

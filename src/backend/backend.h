@@ -342,6 +342,7 @@ typedef struct RsEngine
 	MemoryContext commit_context; /* reset per shared commit */
 	int alone;                    /* so many deliveries go one at a time first */
 	double handling_time;         /* of late, microseconds a handler; negative: not known */
+	int subtransactions;          /* of a delivery, at most, in the last such commit */
 
 	int64 delivery_limit; /* a call of rs_deliver delivers no more than these; 0: any */
 	int delivered;        /* by the last one, where it has delivered */

@@ -174,6 +174,7 @@ rs_claim_hold(RsEngine *engine, const RsDelivery *delivery)
 	MemoryContext save;
 	RsHeld *held;
 
+	/* Claims wait where there are as many already: see find_rows. */
 	if (engine->held_count == RS_MAX_HELD)
 	{
 		engine->rest_until = GetCurrentTimestamp() + engine->subscription->policy.retry_delay;
@@ -219,7 +220,10 @@ held_array(RsEngine *engine)
 
 /* ------------------------------------------------------------ the claim */
 
-/* Find the first rows, behind the mark while it lasts, else of all: how many? */
+/*
+ * Find the first rows, behind the mark while it lasts, else of all: how many?
+ * None while as many are left alone as can be: another might fail as well.
+ */
 static int
 find_rows(RsEngine *engine, RsValues *values)
 {
@@ -230,6 +234,8 @@ find_rows(RsEngine *engine, RsValues *values)
 	int found;
 
 	engine->has_mark = false;
+	if (engine->held_count == RS_MAX_HELD)
+		return 0;
 	if (has_mark)
 	{
 		rs_value_set(values, RS_PARAM_ID, engine->mark_id, 0);

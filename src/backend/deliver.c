@@ -12,8 +12,9 @@
  *
  * The lock that the claim takes on the row is held by the transaction until
  * its end, so nobody else can have the row between the claim and the commit,
- * and a crash at any point gives it back as it was.  The other lanes are in
- * lane_lease.c and lane_advisory.c.  What follows the handler is not decided
+ * and a crash at any point gives it back as it was.  Several deliveries that
+ * share claim and commit are in shared_commit.c, the other lanes in lane_lease.c
+ * and lane_advisory.c.  What follows the handler is not decided
  * here: rs_settle says which steps remain and which statements settle, and we
  * walk through them.
  *

@@ -37,8 +37,8 @@
  * - where this process has been told to leave.
  *
  * The rows that were claimed and have not been begun are released by the commit
- * as they were.  A claim takes no more rows than would be delivered within
- * max_commit_wait, going by what handlers took of late.
+ * as they were.  A claim takes no more rows than would be delivered within these
+ * bounds, going by what handlers have needed of late.
  *
  *-------------------------------------------------------------------------
  */
@@ -100,6 +100,9 @@ claim_limit(const RsEngine *engine)
 		limit = (int) Min(limit, engine->delivery_limit);
 	if (engine->handling_time * limit > (double) subscription->max_commit_wait)
 		limit = (int) ((double) subscription->max_commit_wait / engine->handling_time);
+	/* Two are tried in any case, or we would not learn of a handler that needs fewer now. */
+	if (engine->subtransactions > 0)
+		limit = Min(limit, Max(RS_MAX_SUBTRANSACTIONS / engine->subtransactions, 2));
 	return Max(limit, 1);
 }
 
@@ -248,12 +251,23 @@ comes_back(const RsSettled *settled)
 	return settled->settlement.outcome == RS_OUTCOME_RETRY && settled->error == NULL;
 }
 
+/* Will so many rows be left alone as can be, once it is committed? */
+static bool
+holds_most(const RsEngine *engine, const RsSettled *settled, int count)
+{
+	int held = engine->held_count;
+
+	for (int i = 0; i < count; i++)
+		held += settled[i].settlement.outcome == RS_OUTCOME_RETRY && settled[i].error != NULL;
+	return held >= RS_MAX_HELD;
+}
+
 /* May the next row be delivered in the transaction of those before it? */
 static bool
-may_go_on(const RsEngine *engine, const RsSettled *last, const RsDelivery *next,
+may_go_on(const RsEngine *engine, const RsSettled *settled, int count, const RsDelivery *next,
 		  int most_subtransactions)
 {
-	return !comes_back(last) &&
+	return !comes_back(&settled[count - 1]) && !holds_most(engine, settled, count) &&
 		   GetCurrentTimestamp() - next->claimed_at < engine->subscription->max_commit_wait &&
 		   has_room(most_subtransactions) && !rs_slot_stop_requested() &&
 		   engine->session->clean_within() && !rs_engine_is_outdated(engine) && is_as_claimed(next);
@@ -299,8 +313,9 @@ deliver_claimed(RsWork *work, RsDelivery *deliveries, int claimed)
 		if (!deliver_next(work, &deliveries[count], count == 0, &settled[count]))
 			break;
 		most = Max(most, MyProc->subxidStatus.count - before);
+		engine->subtransactions = most;
 		count++;
-	} while (count < claimed && may_go_on(engine, &settled[count - 1], &deliveries[count], most));
+	} while (count < claimed && may_go_on(engine, settled, count, &deliveries[count], most));
 
 	work->inserted = false;
 	(void) rs_take_step(work, RS_STEP_COMMIT);
