@@ -114,6 +114,7 @@ typedef struct RsSlot
 	bool delivering;
 	char id[RS_ID_BYTES]; /* perhaps clipped */
 	int64 attempt;
+	int rows; /* of which this is the first */
 	TimestampTz delivery_since;
 	TimestampTz lease_until; /* as the claim stamped it; 0: no lease */
 } RsSlot;
