@@ -625,7 +625,8 @@ CREATE FUNCTION ruststream.internal_workers(
 	OUT row_id text,
 	OUT attempt bigint,
 	OUT delivery_since timestamptz,
-	OUT lease_until timestamptz)
+	OUT lease_until timestamptz,
+	OUT rows integer)
 RETURNS SETOF record
 LANGUAGE c VOLATILE ROWS 10
 AS 'MODULE_PATHNAME', 'rs_sql_workers';
@@ -720,7 +721,7 @@ FROM ruststream.internal_subscription AS s
 	LEFT JOIN ruststream.internal_counters() AS c ON c.subscription_id = s.id
 	CROSS JOIN LATERAL ruststream.internal_depth(s.id) AS d
 	CROSS JOIN LATERAL (
-		SELECT count(*) AS in_work
+		SELECT coalesce(sum(i.rows), 0)::bigint AS in_work
 		FROM ruststream.internal_workers() AS i
 		WHERE i.subscription_id = s.id AND i.delivery_since IS NOT NULL) AS w
 	LEFT JOIN LATERAL (
@@ -779,7 +780,7 @@ FROM ruststream.queue AS q
 			CROSS JOIN LATERAL (
 				SELECT CASE WHEN q.group_column IS NOT NULL THEN v.group_name END AS group_name) AS g
 			CROSS JOIN LATERAL (
-				SELECT count(*) AS in_work
+				SELECT coalesce(sum(i.rows), 0)::bigint AS in_work
 				FROM ruststream.internal_workers() AS i
 				WHERE i.subscription_id = v.id AND i.delivery_since IS NOT NULL) AS w
 		WHERE v.queue = q.relation) AS s ON true

@@ -424,6 +424,9 @@ extern RsAnswer rs_handler_outcome(const RsHandler *handler, Datum outcome);
 
 /* ------------------------------------------------------- handler_batch.c */
 
+/* What is wrong with a batch handler's first argument, as a sentence; NULL: it fits. */
+extern char *rs_batch_input_problem(Oid type, const RsQueue *queue);
+
 /* The rows of a batch as one array, in claim order. */
 extern Datum rs_batch_input(const RsSubscription *subscription, const RsDelivery *batch);
 

@@ -91,6 +91,7 @@ decode_row(RsWork *row)
 	PG_END_TRY();
 	MemoryContextSwitchTo(engine->delivery_context);
 	CurrentResourceOwner = owner;
+	rs_raise_what_is_no_failure(row);
 }
 
 /*

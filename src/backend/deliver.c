@@ -134,12 +134,8 @@ rs_keep_settlement_error(RsWork *work)
 	work->error = error;
 }
 
-/*
- * What cannot be left to a settlement is raised again, so that everything is
- * rolled back.
- */
-static void
-raise_what_is_no_failure(const RsWork *work)
+void
+rs_raise_what_is_no_failure(const RsWork *work)
 {
 	if (work->error != NULL &&
 		(rs_is_transient(work->error) ||
@@ -176,7 +172,7 @@ rs_handle_below_savepoint(RsWork *work)
 	}
 	MemoryContextSwitchTo(engine->delivery_context);
 	rs_note_handling_time(engine, GetCurrentTimestamp() - start);
-	raise_what_is_no_failure(work);
+	rs_raise_what_is_no_failure(work);
 }
 
 /*
@@ -286,7 +282,7 @@ rs_handle_claimed(RsWork *work)
 		handle_in_transaction(work);
 	else
 		handle_apart(work);
-	raise_what_is_no_failure(work);
+	rs_raise_what_is_no_failure(work);
 }
 
 /* ----------------------------------------------------------------- finishing */

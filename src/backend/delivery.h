@@ -131,6 +131,10 @@ extern void rs_begin_work(RsWork *work);
 extern void rs_keep_error(RsWork *work);
 extern void rs_keep_settlement_error(RsWork *work);
 
+/* What was kept and cannot be left to a settlement is raised again, so that everything is rolled
+ * back. */
+extern void rs_raise_what_is_no_failure(const RsWork *work);
+
 /*
  * Decode the row and call the handler below a savepoint, in the claim's
  * transaction.  Ends with the savepoint released where the handler's writes are kept, and

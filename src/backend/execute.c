@@ -9,7 +9,9 @@
  * when it was made: our statements are planned with sequential scans, bitmap
  * scans and sorts disabled, which leaves the index that serves the claim order,
  * and without hash and merge joins, which leaves one way to stamp what was
- * found: by its id, in the order it was found in.
+ * found: by its id.  And they are planned as for a large table: in an empty one
+ * everything costs the same, be it a step down the index of ids or a walk through all
+ * of an index that has the id somewhere.
  * A planner hook does it, and not a SET around each execution, because a cached
  * plan is also remade at times of PostgreSQL's choosing, and because a plan
  * that is already there then costs nothing.  The hook tells our statements by
@@ -23,8 +25,11 @@
 
 #include "backend/backend.h"
 
+#include "access/transam.h"
 #include "catalog/pg_type_d.h"
 #include "nodes/parsenodes.h"
+#include "nodes/pathnodes.h"
+#include "optimizer/plancat.h"
 #include "optimizer/planner.h"
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
@@ -52,9 +57,41 @@ struct RsPlans
 };
 
 static planner_hook_type previous_planner_hook;
+static get_relation_info_hook_type previous_relation_info_hook;
 
 /* The text of the statement of ours that is being executed, or NULL. */
 static const char *own_text;
+
+/* Is it being planned? */
+static bool planning_own = false;
+
+/* What a table and its indexes are taken for, at least. */
+#define ASSUMED_TUPLES 1000000
+#define ASSUMED_PAGES 20000
+#define ASSUMED_INDEX_PAGES 5000
+
+/* What else is planned meanwhile, for a function that the planner calls, is not ours. */
+static PlannedStmt *
+plan(bool own, Query *parse, const char *query_string, int cursor_options,
+	 ParamListInfo bound_params)
+{
+	bool save_planning_own = planning_own;
+	PlannedStmt *result = NULL;
+
+	planning_own = own;
+	PG_TRY();
+	{
+		result = previous_planner_hook != NULL
+					 ? previous_planner_hook(parse, query_string, cursor_options, bound_params)
+					 : standard_planner(parse, query_string, cursor_options, bound_params);
+	}
+	PG_FINALLY();
+	{
+		planning_own = save_planning_own;
+	}
+	PG_END_TRY();
+	return result;
+}
 
 static PlannedStmt *
 rs_planner(Query *parse, const char *query_string, int cursor_options, ParamListInfo bound_params)
@@ -85,10 +122,7 @@ rs_planner(Query *parse, const char *query_string, int cursor_options, ParamList
 									 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
 	}
 
-	if (previous_planner_hook)
-		result = previous_planner_hook(parse, query_string, cursor_options, bound_params);
-	else
-		result = standard_planner(parse, query_string, cursor_options, bound_params);
+	result = plan(own, parse, query_string, cursor_options, bound_params);
 
 	if (own)
 		AtEOXact_GUC(true, nest_level);
@@ -96,11 +130,34 @@ rs_planner(Query *parse, const char *query_string, int cursor_options, ParamList
 	return result;
 }
 
+static void
+rs_relation_info(PlannerInfo *root, Oid relid, bool inhparent, RelOptInfo *rel)
+{
+	ListCell *cell;
+
+	if (previous_relation_info_hook)
+		previous_relation_info_hook(root, relid, inhparent, rel);
+	if (!planning_own || inhparent || relid < FirstNormalObjectId)
+		return;
+
+	rel->tuples = Max(rel->tuples, ASSUMED_TUPLES);
+	rel->pages = Max(rel->pages, ASSUMED_PAGES);
+	foreach (cell, rel->indexlist)
+	{
+		IndexOptInfo *index = lfirst(cell);
+
+		index->tuples = Max(index->tuples, ASSUMED_TUPLES);
+		index->pages = Max(index->pages, ASSUMED_INDEX_PAGES);
+	}
+}
+
 void
 rs_execute_init(void)
 {
 	previous_planner_hook = planner_hook;
 	planner_hook = rs_planner;
+	previous_relation_info_hook = get_relation_info_hook;
+	get_relation_info_hook = rs_relation_info;
 }
 
 RsPlans *

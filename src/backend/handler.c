@@ -82,21 +82,7 @@ is_delivery_type(Oid type, bool batch)
 	return type == delivery_type || (batch && type == get_array_type(delivery_type));
 }
 
-/* What is wrong with the first argument of a batch handler; NULL: it fits. */
-static char *
-examine_batch_input(Oid type, const RsQueue *queue, RsHandler *handler)
-{
-	handler->input = RS_INPUT_ROWS;
-	if (type == get_array_type(queue->row_type))
-		return NULL;
-	if (type == queue->row_type || payload_fits(queue->type[RS_ROLE_PAYLOAD], type))
-		return psprintf("It takes one row at a time, and batch_size asks for batches: let it take "
-						"%s[], or subscribe without batch_size.",
-						format_type_be(queue->row_type));
-	return psprintf("Its first argument is of type %s.", format_type_be(type));
-}
-
-/* The same for a handler of single rows. */
+/* What is wrong with the first argument, for single rows; NULL: it fits. */
 static char *
 examine_input(Oid type, const RsQueue *queue, RsHandler *handler)
 {
@@ -174,11 +160,13 @@ examine(HeapTuple tuple, const RsHandlerUse *use, RsHandler *handler)
 		return psprintf("It takes %d arguments.", proc->pronargs);
 	if (inputs == 2 && !is_delivery_type(arguments[1], use->batch))
 		return psprintf("Its second argument is of type %s.", format_type_be(arguments[1]));
-	problem = use->batch ? examine_batch_input(arguments[0], queue, handler)
+	problem = use->batch ? rs_batch_input_problem(arguments[0], queue)
 						 : examine_input(arguments[0], queue, handler);
 	if (problem != NULL)
 		return problem;
 
+	if (use->batch)
+		handler->input = RS_INPUT_ROWS;
 	handler->function = proc->oid;
 	handler->input_type = arguments[0];
 	handler->is_procedure = is_procedure;

@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 
 #include "utils/array.h"
+#include "utils/builtins.h"
 #include "utils/lsyscache.h"
 
 static Datum
@@ -22,6 +23,19 @@ make_array(Datum *elements, int count, Oid type)
 
 	get_typlenbyvalalign(type, &length, &byval, &align);
 	return PointerGetDatum(construct_array(elements, count, type, length, byval, align));
+}
+
+char *
+rs_batch_input_problem(Oid type, const RsQueue *queue)
+{
+	if (type == get_array_type(queue->row_type))
+		return NULL;
+	if (OidIsValid(get_element_type(type)))
+		return psprintf("Its first argument is of type %s.", format_type_be(type));
+	return psprintf(
+		"It takes one row at a time, and batch_size asks for batches: let it take %s[], "
+		"or subscribe without batch_size.",
+		format_type_be(queue->row_type));
 }
 
 Datum

@@ -328,9 +328,14 @@ settle_rows_afresh(RsWork *work, rs_cause cause)
 		if (row->is_over)
 			continue;
 		row->is_over = true;
-		row->error = work->error;
-		row->is_told = true;
-		settle_afresh(row, cause);
+		row->is_told = !row->did_not_decode;
+		if (row->did_not_decode)
+			settle_afresh(row, RS_CAUSE_DECODE_ERROR);
+		else
+		{
+			row->error = work->error;
+			settle_afresh(row, cause);
+		}
 	}
 }
 

@@ -123,6 +123,7 @@ typedef struct RsSlot
 	char id[RS_ID_BYTES]; /* perhaps clipped */
 	uint64 id_hash;       /* of the whole of it */
 	int64 attempt;
+	int rows; /* of which this is the first */
 	TimestampTz delivery_since;
 	TimestampTz lease_until; /* as the claim stamped it; 0: no lease */
 } RsSlot;

@@ -23,7 +23,7 @@
 #include "backend/shared.h"
 
 #define COUNTERS_COLUMNS (2 + RS_COUNTER_COUNT + 3)
-#define WORKERS_COLUMNS 8
+#define WORKERS_COLUMNS 9
 
 /* Reading a slot that is being written again and again: give up after this. */
 #define MAX_READS 1000
@@ -294,6 +294,7 @@ rs_stats_delivery_begin(const RsDelivery *delivery)
 	copy_clipped(rs_my_slot->id, delivery->id_text, RS_ID_BYTES);
 	rs_my_slot->id_hash = rs_id_hash(delivery->id_text);
 	rs_my_slot->attempt = delivery->attempt;
+	rs_my_slot->rows = Max(delivery->rows, 1);
 	rs_my_slot->delivery_since = delivery->claimed_at;
 	rs_my_slot->lease_until = delivery->token;
 	rs_my_slot->delivering = true;
@@ -500,9 +501,10 @@ rs_sql_workers(PG_FUNCTION_ARGS)
 			values[7] =
 				TimestampTzGetDatum(Max(slot.lease_until, rs_lease_token(&rs_shared->slot[i])));
 			nulls[7] = slot.lease_until == 0;
+			values[8] = Int32GetDatum(slot.rows);
 		}
 		else
-			nulls[4] = nulls[5] = nulls[6] = nulls[7] = true;
+			nulls[4] = nulls[5] = nulls[6] = nulls[7] = nulls[8] = true;
 		tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
 	}
 	PG_RETURN_NULL();

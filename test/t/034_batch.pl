@@ -98,6 +98,8 @@ sub start_slow
 		"$queue: a batch is in work");
 	is(ask("SELECT id FROM ruststream.delivery_in_work WHERE subscription = '$queue'"), '1',
 		"$queue: it is shown by its first row");
+	is(ask("SELECT ready, in_work FROM ruststream.status WHERE subscription = '$queue'"), '0|8',
+		"$queue: and counted by all of them");
 	return ask("SELECT pid FROM ruststream.delivery_in_work WHERE subscription = '$queue'");
 }
 
@@ -171,6 +173,24 @@ foreach my $how ('pg_terminate_backend(pid, 60000)', 'pg_cancel_backend(pid)')
 	ask('DELETE FROM wait');
 	wait_for_empty($node, 'leased', 'all come to their end');
 }
+
+# ------------------------------------------- more failing rows than a worker minds
+
+# They come back at once and cannot be delayed: so the worker rests.
+ask(<<'SQL');
+CREATE TABLE bare (id bigint PRIMARY KEY, payload integer);
+SELECT ruststream.attach_queue('bare', 'id', payload_column => 'payload');
+CREATE FUNCTION fail(bare[]) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE 'no good'; END $$;
+INSERT INTO bare SELECT i FROM generate_series(1, 1500) AS i;
+SELECT ruststream.subscribe('bare', 'bare', 'fail', batch_size => 1500, retry_delay => '1 h', poll_interval => '10 ms');
+SQL
+my $holding = "SELECT state = 'holding' FROM ruststream.stat_worker WHERE subscription = 'bare'";
+wait_for($node, $holding, 'rows that fail and come back at once are left alone, however many');
+ask('INSERT INTO bare VALUES (0)');
+is(ask("SELECT deliveries, failed FROM ruststream.stat_subscription WHERE subscription = 'bare'"), '1500|1500',
+	'each was delivered once');
+is(ask('SELECT count(*) FROM bare'), '1501', 'none is lost');
+is(ask($holding), 't', 'and a wake-up changes nothing');
 
 $node->stop;
 done_testing();
