@@ -149,6 +149,14 @@ UPDATE note SET text = 'held';
 SELECT refused($$SELECT ruststream.autonomous('UPDATE rs_auto.note SET text = ''never''')$$) LIKE '40P01 %';
 ROLLBACK;
 RESET deadlock_timeout;
+-- also one that a new session needs in order to connect
+\c -
+SET search_path = rs_auto;
+BEGIN;
+LOCK TABLE pg_authid;
+SET LOCAL deadlock_timeout = '10ms';
+SELECT refused($$SELECT ruststream.autonomous('SELECT 1')$$) LIKE '40P01 %';
+ROLLBACK;
 -- the caller's lock_timeout is none for the call, but the call has it too
 SET lock_timeout = '100ms';
 SELECT ruststream.autonomous('SELECT pg_sleep(0.4)');

@@ -32,6 +32,7 @@
 #include "storage/dsm.h"
 #include "storage/ipc.h"
 #include "storage/proc.h"
+#include "storage/procarray.h"
 #include "tcop/utility.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -285,23 +286,23 @@ receive(RsReader *answer)
 	return result;
 }
 
-/*
- * Wait for the end of the helper's transaction; false: it has not begun one.
- * That has nothing to do with the caller's lock_timeout.
- */
+/* The transaction that a process is in; false: in none. */
 static bool
-wait_for_transaction(void)
+transaction_of_process(pid_t pid, VirtualTransactionId *transaction)
 {
-	VirtualTransactionId transaction;
-	bool begun;
-	int save_timeout = LockTimeout;
+	PGPROC *proc = pid != 0 ? BackendPidGetProc((int) pid) : NULL;
 
-	SpinLockAcquire(&helper.shared->mutex);
-	begun = helper.shared->transaction_of == helper.number;
-	transaction = helper.shared->transaction;
-	SpinLockRelease(&helper.shared->mutex);
-	if (!begun)
+	if (proc == NULL)
 		return false;
+	GET_VXID_FROM_PGPROC(*transaction, *proc);
+	return VirtualTransactionIdIsValid(*transaction);
+}
+
+/* Wait until it ends, which has nothing to do with the caller's lock_timeout. */
+static void
+wait_for_end(VirtualTransactionId transaction)
+{
+	int save_timeout = LockTimeout;
 
 	LockTimeout = 0;
 	PG_TRY();
@@ -313,7 +314,28 @@ wait_for_transaction(void)
 		LockTimeout = save_timeout;
 	}
 	PG_END_TRY();
-	return true;
+}
+
+/*
+ * Wait for the end of the helper's transaction; false: it was not that of the
+ * call, for it is still connecting, which takes transactions, and locks, as well.
+ */
+static bool
+wait_for_transaction(void)
+{
+	VirtualTransactionId transaction;
+	bool begun;
+	pid_t pid;
+
+	SpinLockAcquire(&helper.shared->mutex);
+	begun = helper.shared->transaction_of == helper.number;
+	transaction = helper.shared->transaction;
+	pid = helper.shared->pid;
+	SpinLockRelease(&helper.shared->mutex);
+	if (!begun && !transaction_of_process(pid, &transaction))
+		return false;
+	wait_for_end(transaction);
+	return begun;
 }
 
 /* False: the helper has left without an answer. */
@@ -343,15 +365,22 @@ await_answer(RsReader *answer)
 	}
 }
 
-/* The helper is ours, or exits under the mutex: the pid is right. */
-static void
+/*
+ * The helper is ours, or exits under the mutex: the pid is right.  Returns whether
+ * it has begun the call; where it has not, it never will.
+ */
+static bool
 cancel_helper(void)
 {
+	bool begun;
+
 	SpinLockAcquire(&helper.shared->mutex);
 	helper.shared->cancelled = helper.number;
+	begun = helper.shared->begun == helper.number;
 	if (helper.shared->pid != 0)
 		kill(helper.shared->pid, SIGINT);
 	SpinLockRelease(&helper.shared->mutex);
+	return begun;
 }
 
 /* The call is interrupted: have the helper stop, and see that it has. */
@@ -361,8 +390,8 @@ abandon_call(void)
 	RsReader answer;
 	shm_mq_result result = SHM_MQ_WOULD_BLOCK;
 
-	/* What is half in the queue cannot be taken back. */
-	if (helper.sending)
+	/* What is half in the queue cannot be taken back; what is not begun needs no waiting. */
+	if (helper.sending || !cancel_helper())
 	{
 		release_helper(true);
 		return;
@@ -374,7 +403,7 @@ abandon_call(void)
 		TimestampTz until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), CANCEL_MSEC);
 		long timeout = CANCEL_MSEC;
 
-		cancel_helper();
+		(void) cancel_helper();
 		while ((result = receive(&answer)) == SHM_MQ_WOULD_BLOCK && timeout > 0)
 		{
 			(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, timeout,

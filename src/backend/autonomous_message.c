@@ -114,6 +114,7 @@ rs_begin_transmission(void)
 		{"DateStyle", "ISO"},
 		{"IntervalStyle", "postgres"},
 		{"extra_float_digits", "3"},
+		{"lc_monetary", "C"},
 	};
 	int nest_level = NewGUCNestLevel();
 
