@@ -172,5 +172,23 @@ for my $gate ('claim', 'handler')
 	}
 }
 
+# A lock_timeout comes as the same signal as a cancel of the session.  What its handler makes
+# of it is the handler's failure, and no cancel of the drain.
+make_queue(q{retry_after_column => 'retry_after'}, 'gate.work');
+app(<<'SQL');
+CREATE FUNCTION gate.impatient(payload text) RETURNS void LANGUAGE plpgsql SET lock_timeout = '10ms' AS $$
+BEGIN
+	PERFORM pg_advisory_xact_lock(1);
+EXCEPTION WHEN lock_not_available THEN
+	RAISE query_canceled USING MESSAGE = 'it was locked';
+END $$;
+SELECT ruststream.alter_subscription('work', handler => 'gate.impatient', on_error => 'discard');
+SQL
+close_gate();
+app(q{CALL ruststream.drain('work', 2)});
+open_gate();
+is(sql(q{SELECT string_agg(format('%s %s', sqlstate, message), ', ') FROM ruststream.failure}),
+	'57014 it was locked, 57014 it was locked', 'a lock_timeout is no cancel of the session');
+
 $node->stop;
 done_testing();
