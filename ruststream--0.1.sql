@@ -520,8 +520,8 @@ COMMENT ON FUNCTION ruststream.publish(regclass, jsonb, text, integer, interval,
 /*
  * drain: deliver in the caller's session until nothing is due, or until
  * max_deliveries rows have been delivered.  Commits as it goes, so it is
- * refused in a transaction block.  Session user and current user must be the
- * subscription's owner.  A lease queue needs the background process that extends
+ * refused in a transaction block.  Who has connected, the session user and the
+ * current user must be the subscription's owner.  A lease queue needs the background process that extends
  * its leases: error 55000 where that is not there.
  */
 CREATE PROCEDURE ruststream.drain(subscription text, max_deliveries bigint DEFAULT NULL)

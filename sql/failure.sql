@@ -1,5 +1,6 @@
 -- What is remembered of failures, who sees it; and how long a row waits after one.
 \set VERBOSITY terse
+SELECT current_user AS superuser \gset
 SET client_min_messages = error;
 CREATE EXTENSION IF NOT EXISTS ruststream;
 DROP ROLE IF EXISTS regress_rs_failure_owner, regress_rs_failure_member, regress_rs_failure_monitor, regress_rs_failure_nobody;
@@ -101,7 +102,7 @@ CREATE ROLE regress_rs_failure_member LOGIN IN ROLE regress_rs_failure_owner;
 CREATE ROLE regress_rs_failure_monitor LOGIN IN ROLE pg_monitor;
 CREATE ROLE regress_rs_failure_nobody LOGIN;
 CREATE SCHEMA rs_failure_owned AUTHORIZATION regress_rs_failure_owner;
-SET SESSION AUTHORIZATION regress_rs_failure_owner;
+\connect - regress_rs_failure_owner
 SET search_path = rs_failure_owned;
 CREATE TABLE jobs (id int PRIMARY KEY, payload text);
 CREATE FUNCTION fail(text) RETURNS void
@@ -122,21 +123,21 @@ LANGUAGE sql AS $$
 $$;
 GRANT USAGE ON SCHEMA rs_failure_owned TO PUBLIC;
 SELECT * FROM look();
-SET SESSION AUTHORIZATION regress_rs_failure_member;
+\connect - regress_rs_failure_member
 SELECT * FROM rs_failure_owned.look();
-SET SESSION AUTHORIZATION regress_rs_failure_monitor;
+\connect - regress_rs_failure_monitor
 SELECT * FROM rs_failure_owned.look();
-SET SESSION AUTHORIZATION regress_rs_failure_nobody;
+\connect - regress_rs_failure_nobody
 SELECT * FROM rs_failure_owned.look();
 -- nor by the tables below
 SELECT count(*) FROM ruststream.failure_history;
 SELECT count(*) FROM ruststream.subscription;
 SELECT count(*) FROM ruststream.queue;
 DELETE FROM ruststream.failure_history;
-SET SESSION AUTHORIZATION regress_rs_failure_owner;
+\connect - regress_rs_failure_owner
 SELECT count(*) FROM ruststream.failure_history;
 INSERT INTO ruststream.failure_history (at, subscription_id, subscription, queue, sqlstate) VALUES (now(), 1, 'x', 1, '00000');
-RESET SESSION AUTHORIZATION;
+\connect - :superuser
 SET search_path = rs_failure;
 
 ----------------------------------------------------------------------- backoff

@@ -1,6 +1,7 @@
 -- Nothing leaks from one delivery to the next, nor into the caller's session;
 -- and where drain may be called.
 \set VERBOSITY terse
+SELECT current_user AS superuser \gset
 SET client_min_messages = error;
 CREATE EXTENSION IF NOT EXISTS ruststream;
 DROP ROLE IF EXISTS regress_rs_hygiene, regress_rs_hygiene_other;
@@ -243,52 +244,6 @@ SET ruststream.trace = on;
 CALL ruststream.drain('hygiene', 1);
 RESET ruststream.trace;
 
--- by whom: the owner as session user and as current user
-CREATE ROLE regress_rs_hygiene LOGIN;
-GRANT regress_rs_hygiene TO regress_rs_hygiene_other;
-GRANT USAGE ON SCHEMA rs_hygiene TO regress_rs_hygiene;
-CREATE SCHEMA rs_hygiene_owned AUTHORIZATION regress_rs_hygiene;
-SET SESSION AUTHORIZATION regress_rs_hygiene;
-CREATE TABLE rs_hygiene_owned.jobs (id int PRIMARY KEY);
-CREATE FUNCTION rs_hygiene_owned.handle(rs_hygiene_owned.jobs) RETURNS void
-LANGUAGE plpgsql AS $$ BEGIN RAISE NOTICE 'handled as % of %', current_user, session_user; END $$;
-SELECT ruststream.attach_queue('rs_hygiene_owned.jobs', 'id');
-SELECT ruststream.subscribe('owned', 'rs_hygiene_owned.jobs', 'rs_hygiene_owned.handle', workers => 0);
-INSERT INTO rs_hygiene_owned.jobs VALUES (1), (2);
-CALL ruststream.drain('owned', 1);
-CALL ruststream.drain('hygiene');
-RESET SESSION AUTHORIZATION;
-CALL ruststream.drain('owned');
-SET ROLE regress_rs_hygiene;
-CALL ruststream.drain('owned');
-RESET ROLE;
-SET SESSION AUTHORIZATION regress_rs_hygiene_other;
-CALL ruststream.drain('owned');
-SET ROLE regress_rs_hygiene;
-CALL ruststream.drain('owned');
-RESET SESSION AUTHORIZATION;
--- nor while it is paused
-SET SESSION AUTHORIZATION regress_rs_hygiene;
-SELECT ruststream.pause('owned');
-CALL ruststream.drain('owned');
-SELECT ruststream.resume('owned');
-CALL ruststream.drain('owned');
--- a handler that pauses its subscription is the last
-CREATE OR REPLACE FUNCTION rs_hygiene_owned.handle(rs_hygiene_owned.jobs) RETURNS void
-LANGUAGE sql AS $$ SELECT ruststream.pause('owned') $$;
-INSERT INTO rs_hygiene_owned.jobs VALUES (3), (4);
-CALL ruststream.drain('owned');
-SELECT * FROM rs_hygiene_owned.jobs;
-SELECT ruststream.resume('owned');
--- one that forgets it, or drops the queue, too
-CREATE OR REPLACE FUNCTION rs_hygiene_owned.handle(rs_hygiene_owned.jobs) RETURNS void
-LANGUAGE sql AS $$ SELECT ruststream.unsubscribe('owned') $$;
-INSERT INTO rs_hygiene_owned.jobs VALUES (5);
-CALL ruststream.drain('owned');
-SELECT * FROM rs_hygiene_owned.jobs;
-RESET SESSION AUTHORIZATION;
-SET search_path = rs_hygiene, public;
-
 -- a cancelled call: everything of the delivery is undone, its attempt is not counted
 CREATE TABLE effect (id text);
 CREATE FUNCTION sleep(p jsonb, d ruststream.delivery) RETURNS void
@@ -388,6 +343,58 @@ DROP TABLE rs_hygiene.hostile;
 SET search_path = rs_hygiene, public;
 SELECT id FROM jobs;
 SELECT id, attempt FROM hostile_dead ORDER BY id;
+
+-- by whom: the owner as session user and as current user
+CREATE ROLE regress_rs_hygiene LOGIN;
+GRANT regress_rs_hygiene TO regress_rs_hygiene_other;
+GRANT USAGE ON SCHEMA rs_hygiene TO regress_rs_hygiene;
+CREATE SCHEMA rs_hygiene_owned AUTHORIZATION regress_rs_hygiene;
+\connect - regress_rs_hygiene
+CREATE TABLE rs_hygiene_owned.jobs (id int PRIMARY KEY);
+CREATE FUNCTION rs_hygiene_owned.handle(rs_hygiene_owned.jobs) RETURNS void
+LANGUAGE plpgsql AS $$ BEGIN RAISE NOTICE 'handled as % of %', current_user, session_user; END $$;
+SELECT ruststream.attach_queue('rs_hygiene_owned.jobs', 'id');
+SELECT ruststream.subscribe('owned', 'rs_hygiene_owned.jobs', 'rs_hygiene_owned.handle', workers => 0);
+INSERT INTO rs_hygiene_owned.jobs VALUES (1), (2);
+CALL ruststream.drain('owned', 1);
+CALL ruststream.drain('hygiene');
+\connect - :superuser
+CALL ruststream.drain('owned');
+SET ROLE regress_rs_hygiene;
+CALL ruststream.drain('owned');
+RESET ROLE;
+\connect - regress_rs_hygiene_other
+CALL ruststream.drain('owned');
+SET ROLE regress_rs_hygiene;
+CALL ruststream.drain('owned');
+\connect - :superuser
+-- nor a session that could go back to a superuser's rights
+SET SESSION AUTHORIZATION regress_rs_hygiene;
+\set VERBOSITY default
+CALL ruststream.drain('owned');
+\set VERBOSITY terse
+RESET SESSION AUTHORIZATION;
+-- nor while it is paused
+\connect - regress_rs_hygiene
+SELECT ruststream.pause('owned');
+CALL ruststream.drain('owned');
+SELECT ruststream.resume('owned');
+CALL ruststream.drain('owned');
+-- a handler that pauses its subscription is the last
+CREATE OR REPLACE FUNCTION rs_hygiene_owned.handle(rs_hygiene_owned.jobs) RETURNS void
+LANGUAGE sql AS $$ SELECT ruststream.pause('owned') $$;
+INSERT INTO rs_hygiene_owned.jobs VALUES (3), (4);
+CALL ruststream.drain('owned');
+SELECT * FROM rs_hygiene_owned.jobs;
+SELECT ruststream.resume('owned');
+-- one that forgets it, or drops the queue, too
+CREATE OR REPLACE FUNCTION rs_hygiene_owned.handle(rs_hygiene_owned.jobs) RETURNS void
+LANGUAGE sql AS $$ SELECT ruststream.unsubscribe('owned') $$;
+INSERT INTO rs_hygiene_owned.jobs VALUES (5);
+CALL ruststream.drain('owned');
+SELECT * FROM rs_hygiene_owned.jobs;
+\connect - :superuser
+SET search_path = rs_hygiene, public;
 
 SET client_min_messages = error;
 DROP SCHEMA rs_hostile CASCADE;

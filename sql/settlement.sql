@@ -1,5 +1,6 @@
 -- When the ack itself fails; and failures that are nobody's fault.
 \set VERBOSITY terse
+SELECT current_user AS superuser \gset
 SET client_min_messages = error;
 CREATE EXTENSION IF NOT EXISTS ruststream;
 DROP ROLE IF EXISTS regress_rs_settlement;
@@ -193,7 +194,7 @@ DROP TRIGGER t ON jobs;
 -- a policy that lets the owner see a row, but not end it
 CREATE ROLE regress_rs_settlement LOGIN;
 CREATE SCHEMA rs_settlement_rls AUTHORIZATION regress_rs_settlement;
-SET SESSION AUTHORIZATION regress_rs_settlement;
+\connect - regress_rs_settlement
 SET search_path = rs_settlement_rls;
 CREATE TABLE jobs (id int PRIMARY KEY, retry_after timestamptz, attempt int NOT NULL DEFAULT 1, payload jsonb);
 CREATE INDEX ON jobs (retry_after NULLS FIRST, id);
@@ -231,7 +232,7 @@ SELECT clock_timestamp() - :'started' >= '100 ms' AS waited;
 SELECT id, attempt, retry_after > now() AS later FROM jobs ORDER BY id;
 SELECT id FROM effect ORDER BY id;
 SELECT id, attempt, sqlstate FROM ruststream.failure;
-RESET SESSION AUTHORIZATION;
+\connect - :superuser
 SET search_path = rs_settlement;
 SET ruststream.trace = on;
 

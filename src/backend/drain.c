@@ -446,19 +446,24 @@ refuse_caller(const char *name, const char *owner)
 {
 	ereport(ERROR, errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 			errmsg("subscription \"%s\" can be drained by its owner only", name),
-			owner != NULL ? errhint("Connect as role \"%s\", without SET ROLE.", owner) : 0);
+			owner != NULL
+				? errhint("Connect as role \"%s\", without SET ROLE or SET SESSION AUTHORIZATION.",
+						  owner)
+				: 0);
 }
 
 /*
- * Only the owner itself, as session user and as current user: the handler runs
- * with this session's rights, and SET ROLE inside a superuser's session would
- * leave it those of the superuser to go back to.  Asked at each load: the owner
+ * Only the owner itself, as who has connected, as session user and as current user:
+ * the handler runs with this session's rights, and SET SESSION AUTHORIZATION or SET
+ * ROLE inside a superuser's session would leave it those of the superuser to go back
+ * to.  Asked at each load: the owner
  * may change meanwhile.
  */
 static void
 require_owner(const RsSubscription *subscription)
 {
-	if (GetSessionUserId() != subscription->owner || GetUserId() != subscription->owner)
+	if (GetAuthenticatedUserId() != subscription->owner ||
+		GetSessionUserId() != subscription->owner || GetUserId() != subscription->owner)
 		refuse_caller(subscription->name, GetUserNameFromId(subscription->owner, true));
 }
 

@@ -99,7 +99,9 @@ run_signalled(int signal_number)
 	}
 	else
 	{
-		session_cancelled = true;
+		/* lock_timeout comes as a SIGINT, too, but cancels nothing but a statement. */
+		if (!get_timeout_indicator(LOCK_TIMEOUT, false))
+			session_cancelled = true;
 		session_action.sa_handler(signal_number);
 	}
 	errno = save_errno;

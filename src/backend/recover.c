@@ -328,8 +328,8 @@ settle_rows_afresh(RsWork *work, rs_cause cause)
 		if (row->is_over)
 			continue;
 		row->is_over = true;
-		row->is_told = !row->did_not_decode;
-		if (row->did_not_decode)
+		row->is_told = row->cause != RS_CAUSE_DECODE_ERROR;
+		if (row->cause == RS_CAUSE_DECODE_ERROR)
 			settle_afresh(row, RS_CAUSE_DECODE_ERROR);
 		else
 		{
