@@ -2,20 +2,7 @@
  *
  * execute.c
  *	  The only door to SPI for statements of the catalogue: keeps them
- *	  prepared, and has them planned under settings of our own.
- *
- * A queue is now empty, now a million rows long, and a worker lives through
- * both with one plan.  So the plan must not depend on what the statistics said
- * when it was made: our statements are planned with sequential scans, bitmap
- * scans and sorts disabled, which leaves the index that serves the claim order,
- * and without hash and merge joins, which leaves one way to stamp what was
- * found: by its id, in the order it was found in.
- * A planner hook does it, and not a SET around each execution, because a cached
- * plan is also remade at times of PostgreSQL's choosing, and because a plan
- * that is already there then costs nothing.  The hook tells our statements by
- * the address of their text: a query of a user's trigger that happens to be
- * planned while a statement of ours runs has another text, and its own
- * settings.
+ *	  prepared, and says which of them is executed, for planner.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -24,9 +11,6 @@
 #include "backend/backend.h"
 
 #include "catalog/pg_type_d.h"
-#include "nodes/parsenodes.h"
-#include "optimizer/planner.h"
-#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/plancache.h"
@@ -50,58 +34,6 @@ struct RsPlans
 	int count[RS_OPERATION_COUNT]; /* statements of each operation; -1: not asked yet */
 	RsPlan plan[RS_OPERATION_COUNT][RS_MAX_STATEMENTS];
 };
-
-static planner_hook_type previous_planner_hook;
-
-/* The text of the statement of ours that is being executed, or NULL. */
-static const char *own_text;
-
-static PlannedStmt *
-rs_planner(Query *parse, const char *query_string, int cursor_options, ParamListInfo bound_params)
-{
-	static const struct
-	{
-		const char *name;
-		const char *value;
-	} settings[] = {{"enable_indexscan", "on"},
-					{"enable_seqscan", "off"},
-					{"enable_bitmapscan", "off"},
-					{"enable_sort", "off"},
-					{"enable_incremental_sort", "off"},
-					{"enable_nestloop", "on"},
-					{"enable_hashjoin", "off"},
-					{"enable_mergejoin", "off"},
-					{"jit", "off"}};
-	bool own = own_text != NULL && query_string == own_text;
-	int nest_level = 0;
-	PlannedStmt *result;
-
-	if (own)
-	{
-		/* An error leaves the level to the abort of the (sub)transaction. */
-		nest_level = NewGUCNestLevel();
-		for (size_t i = 0; i < lengthof(settings); i++)
-			(void) set_config_option(settings[i].name, settings[i].value, PGC_USERSET,
-									 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
-	}
-
-	if (previous_planner_hook)
-		result = previous_planner_hook(parse, query_string, cursor_options, bound_params);
-	else
-		result = standard_planner(parse, query_string, cursor_options, bound_params);
-
-	if (own)
-		AtEOXact_GUC(true, nest_level);
-
-	return result;
-}
-
-void
-rs_execute_init(void)
-{
-	previous_planner_hook = planner_hook;
-	planner_hook = rs_planner;
-}
 
 RsPlans *
 rs_plans_create(const RsQueue *queue, const rs_destination *destination, MemoryContext parent)
@@ -249,7 +181,7 @@ rs_query(RsPlans *plans, rs_operation operation, const RsValues *values)
 			nulls[j] = values->isnull[parameter] ? 'n' : ' ';
 		}
 
-		own_text = plan->text;
+		rs_planner_own_text = plan->text;
 		PG_TRY();
 		{
 			/* A snapshot of its own: there is no portal to lend us one. */
@@ -258,7 +190,7 @@ rs_query(RsPlans *plans, rs_operation operation, const RsValues *values)
 		}
 		PG_FINALLY();
 		{
-			own_text = NULL;
+			rs_planner_own_text = NULL;
 		}
 		PG_END_TRY();
 

@@ -17,7 +17,8 @@
  *	:id, :group, ..		a parameter, rendered $1, $2, .. by first use
  *	[role:text]			text, where the table has the role
  *	[!role:text]		text, where it has not
- *	[row_lock:text]		the same of the table's form; all of these nest
+ *	[row_lock:text]		the same of the table's form
+ *	[fifo:text]			the same of a fifo table; all of these nest
  *
  *-------------------------------------------------------------------------
  */
