@@ -324,11 +324,15 @@ rs_claim_read_candidate(RsEngine *engine, int row, RsCandidate *candidate)
 	key = rs_claim_fetch(row, 2, TEXTOID, &isnull);
 	candidate->key = isnull ? NULL : TextDatumGetCString(key);
 	candidate->has_line = false;
-	if (rs_table_lines(&queue->table) == RS_LINES_PARTITION_KEY)
-	{
-		candidate->line = rs_claim_fetch(row, 3, queue->type[RS_ROLE_PARTITION_KEY], &isnull);
-		candidate->has_line = !isnull;
-	}
+	candidate->guard = NULL;
+	if (rs_table_lines(&queue->table) != RS_LINES_PARTITION_KEY)
+		return;
+	candidate->line = rs_claim_fetch(row, 3, queue->type[RS_ROLE_PARTITION_KEY], &isnull);
+	candidate->has_line = !isnull;
+	/* Now: the lock is taken outside any transaction, where no type can be asked. */
+	if (!isnull)
+		candidate->guard = rs_guard_name(
+			queue, rs_datum_text(candidate->line, queue->type[RS_ROLE_PARTITION_KEY]));
 }
 
 int

@@ -99,7 +99,8 @@ typedef struct RsCandidate
 	Datum id;
 	char *key; /* NULL where the queue has no such keys */
 	bool has_line;
-	Datum line; /* its partition key */
+	Datum line;  /* its partition key */
+	char *guard; /* what that locks; NULL: nothing */
 } RsCandidate;
 
 #define RS_MAX_CANDIDATES 10

@@ -55,19 +55,13 @@ unlock_name(const char *name)
 static bool
 lock_key(RsEngine *engine, RsDelivery *delivery, const RsCandidate *candidate)
 {
-	const RsQueue *queue = &engine->subscription->queue;
-	char *guard = NULL;
-	bool locked;
+	bool locked = candidate->guard == NULL || lock_name(candidate->guard);
 
-	if (candidate->has_line)
-		guard = rs_guard_name(queue,
-							  rs_datum_text(candidate->line, queue->type[RS_ROLE_PARTITION_KEY]));
-	locked = guard == NULL || lock_name(guard);
 	engine->was_blocked |= !locked;
 	if (locked && !lock_name(candidate->key))
 	{
-		if (guard != NULL)
-			unlock_name(guard);
+		if (candidate->guard != NULL)
+			unlock_name(candidate->guard);
 		locked = false;
 	}
 
@@ -75,7 +69,7 @@ lock_key(RsEngine *engine, RsDelivery *delivery, const RsCandidate *candidate)
 	if (locked)
 	{
 		delivery->key = candidate->key;
-		delivery->guard = guard;
+		delivery->guard = candidate->guard;
 	}
 	return locked;
 }
