@@ -10,10 +10,10 @@
  * - with sequential scans, bitmap scans and sorts disabled, which leaves the
  *	 indexes that serve the claims, and without hash and merge joins, which leaves one
  *	 way to stamp what was found: by its id, in the order it was found in;
- * - as if every table were long, and nothing known of its columns: of two indexes
- *	 in the right order the one is taken that has more of the conditions in
- *	 it.  Where all rows are of one partition key, say, statistics would have
- *	 it that the index without the key does as well, up to the day when it does not.
+ * - at the usual costs, as if every table were long, and nothing known of its columns: of two
+ *indexes in the right order the one is taken that has more of the conditions in it.  Where all rows
+ *are of one partition key, say, statistics would have it that the index without the key does as
+ *well, up to the day when it does not.
  *
  * A planner hook does it, and not a SET around each execution, because a cached
  * plan is also remade at times of PostgreSQL's choosing, and because a plan
@@ -136,6 +136,13 @@ rs_planner(Query *parse, const char *query_string, int cursor_options, ParamList
 					{"enable_nestloop", "on"},
 					{"enable_hashjoin", "off"},
 					{"enable_mergejoin", "off"},
+					{"enable_material", "off"},
+					{"enable_memoize", "off"},
+					{"seq_page_cost", "1"},
+					{"random_page_cost", "4"},
+					{"cpu_tuple_cost", "0.01"},
+					{"cpu_index_tuple_cost", "0.005"},
+					{"cpu_operator_cost", "0.0025"},
 					{"jit", "off"}};
 	int nest_level;
 	PlannedStmt *result;
