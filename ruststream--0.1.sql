@@ -285,15 +285,16 @@ ALTER EVENT TRIGGER ruststream_forget_dropped ENABLE ALWAYS;
  *	name			the table to make, as SQL writes it: "schema.table" or "table"
  *	form			how its rows are taken
  *	groups			a column group_name: a subscription reads one group
- *	fifo			one row of a group at a time, in order; needs groups
- *	partition_key	a column partition_key: one row of a key at a time
+ *	fifo			one row of a group at a time, its head alone; needs groups
+ *	partition_key	a column partition_key: one row of a key at a time, in order;
+ *					not with fifo
  *	keep_processed	a column processed_at: a finished row stays, marked
  *	payload_type	type of the column payload
  *	lock_key		of an advisory_lock queue: template of the key, such as 'account-{id}'
  *	isolation		level of its deliveries; NULL: the server's default
  *
  * The table has id, priority, retry_after, attempt, headers and payload, what
- * the switches ask for, and the index its claims need.  Runs with the caller's
+ * the switches ask for, and the indexes its claims need.  Runs with the caller's
  * rights; returns the table.
  */
 CREATE FUNCTION ruststream.create_queue(
@@ -313,8 +314,8 @@ AS 'MODULE_PATHNAME', 'rs_sql_create_queue';
 /*
  * attach_queue: make a queue of a table the caller owns, saying which columns
  * play which roles.  The columns' types, the uniqueness of the id and
- * everything else a delivery relies on are checked.  Where no index serves the
- * claims, a notice says which to create: nothing can subscribe before.
+ * everything else a delivery relies on are checked.  Where an index is missing
+ * that claims need, a notice says which: nothing can subscribe before.
  *
  *	lock_key	template of the advisory lock form's key
  *	isolation	'read committed', 'repeatable read', 'serializable'; NULL: the
@@ -378,7 +379,8 @@ COMMENT ON FUNCTION ruststream.wake() IS 'trigger function: wakes the queue''s i
  *	queue			an attached queue
  *	handler			'schema.fn', or 'fn(argtype, ..)' where that names several; a procedure,
  *					which may COMMIT, where nothing is transactional about it
- *	group_name		the group it reads; NULL: the subscription's name
+ *	group_name		the group it reads; NULL: the subscription's name; '*': every
+ *					group of a fifo queue
  *	transactional	the handler's writes and the row's end are one commit; false: its
  *					writes stay, whatever it answers; NULL: true, but false for batches
  *	workers			processes of its own; 0: delivered by CALL ruststream.drain only
@@ -772,13 +774,16 @@ FROM ruststream.queue AS q
 		SELECT v.id, d.ready, d.waiting, d.dead, d.capped, d.oldest, w.in_work,
 			sum(w.in_work) OVER (PARTITION BY g.group_name)::bigint AS group_in_work,
 			row_number() OVER (PARTITION BY g.group_name
-							   ORDER BY d.problem IS NOT NULL, v.id) AS nth_of_group,
+							   ORDER BY d.problem IS NOT NULL, v.group_name <> '*', v.id) AS nth_of_group,
 			row_number() OVER (PARTITION BY v.dead_letter
 							   ORDER BY d.dead IS NULL, v.id) AS nth_of_dead_letter
 		FROM ruststream.internal_subscription AS v
 			CROSS JOIN LATERAL ruststream.internal_depth(v.id) AS d
 			CROSS JOIN LATERAL (
-				SELECT CASE WHEN q.group_column IS NOT NULL THEN v.group_name END AS group_name) AS g
+				SELECT CASE WHEN q.group_column IS NOT NULL AND NOT (q.fifo AND EXISTS (
+							SELECT 1 FROM ruststream.internal_subscription AS o
+							WHERE o.queue = q.relation AND o.group_name = '*'))
+					THEN v.group_name END AS group_name) AS g
 			CROSS JOIN LATERAL (
 				SELECT coalesce(sum(i.rows), 0)::bigint AS in_work
 				FROM ruststream.internal_workers() AS i

@@ -61,11 +61,20 @@ SELECT roles('plain');
 SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = 'plain'::regclass;
 
 SELECT ruststream.create_queue('queue_test."Every Switch"', groups => true, fifo => true,
-    partition_key => true, keep_processed => true, payload_type => 'text',
+    keep_processed => true, payload_type => 'text',
     isolation => 'Repeatable READ');
 SELECT columns('"Every Switch"');
 SELECT claim_index('"Every Switch"');
 SELECT roles('"Every Switch"');
+
+-- More indexes where rows go one at a time: by partition key, and for their leases.
+SELECT ruststream.create_queue('customers', form => 'lease', groups => true, partition_key => true, keep_processed => true);
+SELECT pg_get_indexdef(indexrelid) AS indexes FROM pg_index WHERE indrelid = 'customers'::regclass ORDER BY 1;
+SELECT ruststream.create_queue('fifo_leased', form => 'lease', groups => true, fifo => true);
+SELECT pg_get_indexdef(indexrelid) AS indexes FROM pg_index WHERE indrelid = 'fifo_leased'::regclass ORDER BY 1;
+CREATE TABLE line_by_line (id int PRIMARY KEY, customer int, until timestamptz);
+SELECT ruststream.attach_queue('line_by_line', 'id', partition_key_column => 'customer', locked_until_column => 'until');
+DROP TABLE line_by_line;
 
 SELECT ruststream.create_queue('leased', form => 'lease');
 SELECT roles('leased');
@@ -89,9 +98,10 @@ SELECT refused($$SELECT ruststream.create_queue('dirty', isolation => 'read unco
 SELECT refused($$SELECT ruststream.create_queue('dirty', isolation => 'chaos')$$);
 SELECT refused($$SELECT ruststream.create_queue('fifo_key', form => 'advisory_lock', groups => true,
     fifo => true, lock_key => '{group_name}')$$);
+SELECT refused($$SELECT ruststream.create_queue('fifo_by_key', groups => true, fifo => true, partition_key => true)$$);
 -- Nothing of a refused queue is left.
 SELECT count(*) FROM pg_class
-WHERE relname IN ('fifo_only', 'keyless', 'key_for_nothing', 'bad_key', 'dirty', 'fifo_key');
+WHERE relname IN ('fifo_only', 'keyless', 'key_for_nothing', 'bad_key', 'dirty', 'fifo_key', 'fifo_by_key');
 
 --
 -- Tables that are there already

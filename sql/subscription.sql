@@ -136,8 +136,6 @@ SELECT refused(format('SELECT ruststream.subscribe(%s)', a)) FROM (VALUES
     ($$'a', 'jobs', 'note', lease => '0'$$),
     ($$'a', 'slow', 'on_slow'$$),
     ($$'a', 'leased_rr', 'note'$$),
-    ($$'a', 'ordered', 'note'$$),
-    ($$'a', 'keys', 'note'$$),
     ($$'a', 'mail', 'note', group_name => '*'$$),
     ($$'a', 'jobs', 'proc', transactional => false$$),
     ($$'a', 'leased', 'proc'$$),

@@ -111,10 +111,8 @@ rs_begin_transmission(void)
 {
 	static const char *const settings[][2] = {
 		{"search_path", "pg_catalog"}, /* names are written in full */
-		{"DateStyle", "ISO"},
-		{"IntervalStyle", "postgres"},
-		{"extra_float_digits", "3"},
-		{"lc_monetary", "C"},
+		{"DateStyle", "ISO"},          {"IntervalStyle", "postgres"},
+		{"extra_float_digits", "3"},   {"lc_monetary", "C"},
 	};
 	int nest_level = NewGUCNestLevel();
 

@@ -98,7 +98,8 @@ typedef struct RsSubscription
 	int32 id;
 	char *name;
 	Oid owner;
-	char *group_name; /* NULL where the table has no groups */
+	char *group_name; /* NULL where the table has no groups, or each is read */
+	bool every_group; /* of a fifo queue, each in its own order */
 	RsQueue queue;
 	RsHandler handler;
 	rs_policy policy;
@@ -153,11 +154,11 @@ extern void rs_queue_load(Oid relid, RsQueue *queue);
 /* Does the table still have the columns that it was bound with?  It is locked. */
 extern bool rs_queue_has_its_shape(const RsQueue *queue);
 
-/* Does an index serve the claims of this queue? */
-extern bool rs_queue_has_claim_index(const RsQueue *queue);
-
-/* The CREATE INDEX that would, in the current context. */
-extern char *rs_queue_claim_index_sql(const RsQueue *queue);
+/*
+ * The indexes that the claims of this queue need and do not have: a list of
+ * CREATE INDEX statements, in the current context.
+ */
+extern List *rs_queue_missing_indexes(const RsQueue *queue);
 
 /* Error where this owner is a superuser, and the table belongs to somebody who is not. */
 extern void rs_check_superuser(Oid owner, Oid relid);
@@ -206,8 +207,16 @@ extern int64 rs_query(RsPlans *plans, rs_operation operation, const RsValues *va
 /* A cursor over an operation of one statement that selects; for SPI_cursor_fetch. */
 extern Portal rs_open_cursor(RsPlans *plans, rs_operation operation, const RsValues *values);
 
+/* --------------------------------------------------------------- planner.c */
+
 /* Installed by init.c: plans our statements so that they never scan or sort a queue. */
-extern void rs_execute_init(void);
+extern void rs_planner_init(void);
+
+/*
+ * The text of the statement of ours that is being executed, or NULL.  A statement that
+ * is planned meanwhile is known by this address.
+ */
+extern const char *rs_planner_own_text;
 
 /* ----------------------------------------------------- deliver.c, handler.c */
 
@@ -236,6 +245,10 @@ typedef struct RsDelivery
 	int rows;
 	struct RsDelivery **row;
 
+	/* Of which line it is, where the queue has lines and it is in one. */
+	bool has_line;
+	Datum line; /* the group, or the partition key, in the delivery's context */
+
 	/*
 	 * Lease form: the token that the claim wrote, and the one that an extension
 	 * may have put in its place.  Both are up to date once the extensions have
@@ -248,7 +261,9 @@ typedef struct RsDelivery
 	TimestampTz token;
 	TimestampTz announced;
 
-	char *key; /* advisory lock form: what is locked; NULL: nothing (any more) */
+	/* Advisory lock form: what this session has locked; NULL: nothing (any more). */
+	char *key;
+	char *guard; /* of its partition key */
 
 	/* Why it did not succeed, for a dead letter: set before it is settled. */
 	const char *reason; /* NULL: not known */
@@ -295,6 +310,8 @@ typedef struct RsHeld
 	TimestampTz until;
 } RsHeld;
 
+typedef struct RsLines RsLines; /* lines.c */
+
 typedef struct RsEngine
 {
 	const RsSession *session;
@@ -335,6 +352,16 @@ typedef struct RsEngine
 
 	/* Of batches: no more rows than this, since one could not be settled; 0: no such limit. */
 	int batch_limit;
+
+	/*
+	 * A queue of lines: what the claim knows of them; whether some guard was held by
+	 * somebody else in this claim, and in how many claims in a row that came to
+	 * nothing; and whether the row that is claimed leaves none for other workers.
+	 */
+	RsLines *lines;
+	bool was_blocked;
+	int blocked_claims;
+	bool is_alone;
 
 	bool has_recorded_failures; /* the history may want pruning */
 

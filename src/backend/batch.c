@@ -28,12 +28,6 @@
 
 #include "access/xact.h"
 
-/*
- * A key that is locked takes room in the server's lock table, which all sessions
- * share: so many at once at most.
- */
-#define MAX_KEYS 100
-
 /* -------------------------------------------------------------- its rows */
 
 /* How many rows a claim may take. */
@@ -43,9 +37,9 @@ claim_limit(const RsEngine *engine)
 	const rs_table *table = &engine->subscription->queue.table;
 	int64 limit = engine->subscription->batch_size;
 
-	/* Rows that go one at a time go one at a time. */
-	if (table->fifo || table->column[RS_ROLE_PARTITION_KEY] != NULL)
-		return 1;
+	/* One row of each line; each line's guard is held, or its lease looked for. */
+	if (rs_table_lines(table) != RS_LINES_NONE)
+		limit = Min(limit, RS_MAX_GUARDS);
 	if (engine->batch_limit > 0)
 		limit = Min(limit, engine->batch_limit);
 	if (engine->delivery_limit > 0)
@@ -296,10 +290,10 @@ deliver_row_lock(RsWork *work)
 	RsEngine *engine = work->engine;
 	RsProgress progress;
 
-	work->outer_owner = CurrentResourceOwner;
 	RS_FAILPOINT("after_begin");
 	if (!claim_batch(work, claim_limit(engine), &progress))
 		return progress;
+	work->outer_owner = CurrentResourceOwner;
 
 	rs_begin_work(work);
 	settle_undecoded(work);
@@ -415,13 +409,23 @@ deliver_lease(RsWork *work)
 	return handle_apart(work);
 }
 
-/* Is this candidate's key one of those that were asked for already? */
+static bool
+is_same(const char *a, const char *b)
+{
+	return a != NULL && b != NULL && strcmp(a, b) == 0;
+}
+
+/*
+ * Is this candidate's key, or its line, one of those that were asked for already?  A
+ * session may have the same lock twice.
+ */
 static bool
 is_known(const RsCandidate *candidates, int number)
 {
 	for (int i = 0; i < number; i++)
 	{
-		if (strcmp(candidates[i].key, candidates[number].key) == 0)
+		if (is_same(candidates[i].key, candidates[number].key) ||
+			is_same(candidates[i].guard, candidates[number].guard))
 			return true;
 	}
 	return false;
@@ -438,10 +442,11 @@ lock_keys(RsWork *work, const RsCandidate *candidates, int count, int limit)
 	{
 		RsWork *row = &batch->works[locked];
 
-		if (is_known(candidates, i) ||
-			!rs_lock_key(work->engine, &row->delivery, candidates[i].key))
+		if (is_known(candidates, i) || !rs_lock_key(work->engine, &row->delivery, &candidates[i]))
 			continue;
 		row->delivery.id = candidates[i].id;
+		row->delivery.has_line = candidates[i].has_line;
+		row->delivery.line = candidates[i].line;
 		locked++;
 	}
 	batch->count = locked;
@@ -474,7 +479,34 @@ take_rows(RsWork *work)
 	batch->count = taken;
 }
 
-/* Look for candidates, and lock and take what can be had of them: how many were there? */
+/* Lock and take what can be had of the candidates. */
+static RsProgress
+take_candidates(RsWork *work, const RsCandidate *candidates, int count, int limit)
+{
+	RsEngine *engine = work->engine;
+
+	if (count == 0 || lock_keys(work, candidates, count, limit) == 0)
+		return RS_PROGRESS_NOTHING;
+	take_rows(work);
+	if (work->batch->count == 0)
+	{
+		rs_engine_commit(engine);
+		return RS_PROGRESS_NOTHING;
+	}
+	if (rs_engine_is_outdated(engine))
+	{
+		rs_engine_rollback(engine);
+		for (int i = 0; i < work->batch->count; i++)
+			rs_unlock_key(engine, &work->batch->works[i].delivery);
+		return RS_PROGRESS_TRANSIENT;
+	}
+	decode_batch(work);
+	rs_engine_commit(engine);
+	RS_FAILPOINT("after_take");
+	return RS_PROGRESS_DELIVERED;
+}
+
+/* Look for candidates, and take them: how many were there? */
 static int
 take_batch(RsWork *work, int limit, bool free_only, RsProgress *progress)
 {
@@ -483,29 +515,27 @@ take_batch(RsWork *work, int limit, bool free_only, RsProgress *progress)
 	RsCandidate *candidates = palloc(sizeof(RsCandidate) * sought);
 	int count = rs_claim_candidates(engine, free_only, candidates, sought);
 
-	*progress = RS_PROGRESS_NOTHING;
 	rs_trace_step(engine, RS_STEP_CLAIM, psprintf("%d", count));
 	rs_engine_commit(engine);
-	if (count == 0 || lock_keys(work, candidates, count, limit) == 0)
-		return count;
-	take_rows(work);
-	if (work->batch->count == 0)
-		rs_engine_commit(engine);
-	else if (rs_engine_is_outdated(engine))
-	{
-		rs_engine_rollback(engine);
-		for (int i = 0; i < work->batch->count; i++)
-			rs_unlock_key(engine, &work->batch->works[i].delivery);
-		*progress = RS_PROGRESS_TRANSIENT;
-	}
-	else
-	{
-		decode_batch(work);
-		rs_engine_commit(engine);
-		RS_FAILPOINT("after_take");
-		*progress = RS_PROGRESS_DELIVERED;
-	}
+	*progress = take_candidates(work, candidates, count, limit);
 	return count;
+}
+
+/* The head of some line; the others of these are found by the next claims. */
+static RsProgress
+take_from_lines(RsWork *work)
+{
+	RsProgress progress = RS_PROGRESS_NOTHING;
+	RsCandidate candidate;
+
+	for (int i = 0; i < RS_MAX_CANDIDATES && progress == RS_PROGRESS_NOTHING; i++)
+	{
+		if (!rs_find_line_candidate(work->engine, &candidate))
+			return RS_PROGRESS_NOTHING;
+		progress = take_candidates(work, &candidate, 1, 1);
+	}
+	work->engine->was_blocked |= progress == RS_PROGRESS_NOTHING;
+	return progress;
 }
 
 /* As for one row: the second look leaves out what is held elsewhere. */
@@ -513,13 +543,18 @@ static RsProgress
 deliver_advisory(RsWork *work)
 {
 	RsEngine *engine = work->engine;
-	int limit = Min(claim_limit(engine), MAX_KEYS);
+	int limit = Min(claim_limit(engine), RS_MAX_GUARDS);
 	RsProgress progress;
 
 	if (take_batch(work, limit, false, &progress) > 0 && progress == RS_PROGRESS_NOTHING)
 	{
-		rs_engine_begin(engine, RS_ISOLATION_READ_COMMITTED);
-		(void) take_batch(work, limit, true, &progress);
+		if (rs_table_lines(&engine->subscription->queue.table) != RS_LINES_NONE)
+			progress = take_from_lines(work);
+		else
+		{
+			rs_engine_begin(engine, RS_ISOLATION_READ_COMMITTED);
+			(void) take_batch(work, limit, true, &progress);
+		}
 	}
 	if (progress == RS_PROGRESS_NOTHING)
 		return nothing_claimed(engine);

@@ -255,18 +255,20 @@ index_makes_id_unique(Relation index, Relation relation, AttrNumber id)
 
 /* Is the index partial exactly where the claims need it to be? */
 static bool
-index_predicate_fits(Relation index, AttrNumber processed_at)
+index_predicate_fits(Relation index, rs_index which, const RsQueue *queue)
 {
+	bool of_leases = which == RS_INDEX_LEASE;
+	AttrNumber attnum = queue->attnum[of_leases ? RS_ROLE_LOCKED_UNTIL : RS_ROLE_PROCESSED_AT];
 	Node *predicate = index_predicate(index);
 	NullTest *test;
 
-	if (processed_at == InvalidAttrNumber)
+	if (attnum == InvalidAttrNumber)
 		return predicate == NULL;
 	if (predicate == NULL || !IsA(predicate, NullTest))
 		return false;
 	test = castNode(NullTest, predicate);
-	return test->nulltesttype == IS_NULL && IsA(test->arg, Var) &&
-		   ((Var *) test->arg)->varattno == processed_at;
+	return test->nulltesttype == (of_leases ? IS_NOT_NULL : IS_NULL) && IsA(test->arg, Var) &&
+		   ((Var *) test->arg)->varattno == attnum;
 }
 
 /* Does key number i of the index sort as the claims ask it to? */
@@ -277,19 +279,20 @@ index_key_fits(Relation index, int i, Relation relation, rs_role role, const RsQ
 
 	if (!index_key_compares(index, i, relation, queue->attnum[role]))
 		return false;
-	if (role == RS_ROLE_GROUP)
+	if (role == RS_ROLE_GROUP && !queue->table.fifo)
 		return true; /* one group is read: its order does not matter */
-	return order == (role == RS_ROLE_ID ? 0 : INDOPTION_NULLS_FIRST);
+	return order ==
+		   (role == RS_ROLE_PRIORITY || role == RS_ROLE_RETRY_AFTER ? INDOPTION_NULLS_FIRST : 0);
 }
 
 static bool
-index_serves_claims(Relation index, Relation relation, const RsQueue *queue)
+index_serves_claims(Relation index, rs_index which, Relation relation, const RsQueue *queue)
 {
 	rs_role roles[RS_ROLE_COUNT];
-	int count = rs_index_columns(&queue->table, roles);
+	int count = rs_index_columns(&queue->table, which, roles);
 
 	if (!index_is_usable(index) || index->rd_index->indnkeyatts != count ||
-		!index_predicate_fits(index, queue->attnum[RS_ROLE_PROCESSED_AT]))
+		!index_predicate_fits(index, which, queue))
 		return false;
 	for (int i = 0; i < count; i++)
 	{
@@ -316,34 +319,47 @@ id_is_unique(Relation relation, AttrNumber id)
 	return false;
 }
 
-bool
-rs_queue_has_claim_index(const RsQueue *queue)
+static bool
+has_index(Relation relation, rs_index which, const RsQueue *queue)
 {
-	Relation relation = table_open(queue->relid, AccessShareLock);
-	bool result = false;
 	ListCell *cell;
 
 	foreach (cell, RelationGetIndexList(relation))
 	{
 		Relation index = index_open(lfirst_oid(cell), AccessShareLock);
+		bool result = index_serves_claims(index, which, relation, queue);
 
-		result = index_serves_claims(index, relation, queue);
 		index_close(index, AccessShareLock);
 		if (result)
-			break;
+			return true;
 	}
-	table_close(relation, NoLock);
-	return result;
+	return false;
 }
 
-char *
-rs_queue_claim_index_sql(const RsQueue *queue)
+static char *
+index_sql(const rs_table *table, rs_index which)
 {
-	rs_statement statement = rs_index_render(RS_DIALECT_POSTGRESQL, &queue->table, NULL, 0);
+	rs_statement statement = rs_index_render(RS_DIALECT_POSTGRESQL, table, which, NULL, 0);
 	char *buffer = palloc(statement.length + 1);
 
-	(void) rs_index_render(RS_DIALECT_POSTGRESQL, &queue->table, buffer, statement.length + 1);
+	(void) rs_index_render(RS_DIALECT_POSTGRESQL, table, which, buffer, statement.length + 1);
 	return buffer;
+}
+
+List *
+rs_queue_missing_indexes(const RsQueue *queue)
+{
+	Relation relation = table_open(queue->relid, AccessShareLock);
+	List *missing = NIL;
+
+	for (int i = 0; i < RS_INDEX_COUNT; i++)
+	{
+		if (rs_index_is_needed(&queue->table, (rs_index) i) &&
+			!has_index(relation, (rs_index) i, queue))
+			missing = lappend(missing, index_sql(&queue->table, (rs_index) i));
+	}
+	table_close(relation, NoLock);
+	return missing;
 }
 
 /* ---------------------------------------------------------- the description */
@@ -434,6 +450,28 @@ check_id(Relation relation, Form_pg_attribute attribute)
 			errhint("Run CREATE UNIQUE INDEX ON %s (%s), or name another id_column.", label, name));
 }
 
+/* The name of a line is the name of its guard: whoever reads it must read the same. */
+static void
+check_line_column(Relation relation, const RsQueue *queue)
+{
+	rs_lines lines = rs_table_lines(&queue->table);
+	rs_role role = lines == RS_LINES_GROUP ? RS_ROLE_GROUP : RS_ROLE_PARTITION_KEY;
+	Form_pg_attribute attribute;
+
+	if (lines == RS_LINES_NONE)
+		return;
+	attribute = TupleDescAttr(RelationGetDescr(relation), queue->attnum[role] - 1);
+	if (OidIsValid(attribute->attcollation) &&
+		!get_collation_isdeterministic(attribute->attcollation))
+		ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				errmsg("column \"%s\" cannot be the %s column of rows that go one at a time: its "
+					   "collation is not deterministic",
+					   NameStr(attribute->attname), rs_role_word(role)),
+				errdetail("Values that are equal may be different names of the lock that keeps "
+						  "others away."),
+				errhint("Give the column a deterministic collation."));
+}
+
 void
 rs_queue_bind(const RsRow *row, RsQueue *queue)
 {
@@ -479,6 +517,7 @@ rs_queue_bind(const RsRow *row, RsQueue *queue)
 		queue->type[role] = attribute->atttypid;
 	}
 	queue->table.headers_are_json = queue->type[RS_ROLE_HEADERS] == JSONOID;
+	check_line_column(relation, queue);
 	if (queue->table.lock_key != NULL)
 		check_lock_key_columns(relation, queue->table.lock_key);
 

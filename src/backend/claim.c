@@ -38,6 +38,8 @@ rs_delivery_values(const RsSubscription *subscription, const RsDelivery *deliver
 	bool counted = rs_table_form(&subscription->queue.table) != RS_FORM_ROW_LOCK;
 
 	set_common_values(subscription, values);
+	if (delivery->has_line)
+		rs_value_set(values, rs_line_parameter(&subscription->queue.table), delivery->line, 0);
 	rs_value_set(values, RS_PARAM_ID, delivery->id, 0);
 	/* What the row holds now. */
 	rs_value_set(values, RS_PARAM_ATTEMPT, Int64GetDatum(delivery->attempt + counted), 0);
@@ -47,12 +49,9 @@ rs_delivery_values(const RsSubscription *subscription, const RsDelivery *deliver
 		rs_value_set(values, RS_PARAM_KEY, CStringGetTextDatum(delivery->key), 0);
 }
 
-/*
- * Copy a column of a result row into the current context.  Its type must be
- * the one we go by: the table may have been altered since we looked.
- */
-static Datum
-fetch(int row, int column, Oid type, bool *isnull)
+/* The table may have been altered since we looked: that is why the type is compared. */
+Datum
+rs_claim_fetch(int row, int column, Oid type, bool *isnull)
 {
 	TupleDesc descriptor = SPI_tuptable->tupdesc;
 	Form_pg_attribute attribute = TupleDescAttr(descriptor, column - 1);
@@ -91,13 +90,13 @@ static Datum
 fetch_id(const RsEngine *engine, int row)
 {
 	bool isnull;
-	Datum id = fetch(row, 1, engine->subscription->queue.type[RS_ROLE_ID], &isnull);
+	Datum id = rs_claim_fetch(row, 1, engine->subscription->queue.type[RS_ROLE_ID], &isnull);
 
 	return engine->id_length == -1 ? fetch_stored(id) : id;
 }
 
-static char *
-id_as_text(Datum id, Oid type)
+char *
+rs_datum_text(Datum id, Oid type)
 {
 	Oid output;
 	bool varlena;
@@ -144,9 +143,10 @@ rs_claim_mark(RsEngine *engine, const RsDelivery *delivery)
 static rs_operation
 claim_operation(const RsEngine *engine, bool behind_mark)
 {
+	const rs_table *table = &engine->subscription->queue.table;
 	bool row = engine->subscription->handler.input != RS_INPUT_PAYLOAD;
 
-	if (rs_table_form(&engine->subscription->queue.table) == RS_FORM_ADVISORY_LOCK)
+	if (rs_table_form(table) == RS_FORM_ADVISORY_LOCK || rs_table_lines(table) != RS_LINES_NONE)
 		return !behind_mark                   ? RS_OP_CANDIDATES
 			   : engine->mark_priority_isnull ? RS_OP_CANDIDATES_BEHIND
 											  : RS_OP_CANDIDATES_BEHIND_PRIORITY;
@@ -256,16 +256,16 @@ find_rows(RsEngine *engine, RsValues *values)
 	return found;
 }
 
-/* Nothing is due: when will something be, as far as one look can tell? */
-static void
-look_ahead(RsEngine *engine, const RsValues *values)
+void
+rs_claim_look_ahead(RsEngine *engine, const RsValues *values)
 {
 	bool isnull;
 
 	engine->next_due = 0;
 	SPI_tuptable = NULL;
+	/* Where there is no delay there is no such statement; NULL is 0. */
 	if (rs_query(engine->plans, RS_OP_NEXT_DUE, values) == 1)
-		engine->next_due = DatumGetTimestampTz(fetch(0, 1, TIMESTAMPTZOID, &isnull));
+		engine->next_due = DatumGetTimestampTz(rs_claim_fetch(0, 1, TIMESTAMPTZOID, &isnull));
 	SPI_freetuptable(SPI_tuptable);
 }
 
@@ -277,14 +277,14 @@ static Datum
 fetch_for_later(const RsSubscription *subscription, int row, int column, Oid type, bool *isnull)
 {
 	bool toasted = TupleDescAttr(SPI_tuptable->tupdesc, column - 1)->attlen == -1;
-	Datum value = fetch(row, column, type, isnull);
+	Datum value = rs_claim_fetch(row, column, type, isnull);
 
 	if (*isnull || !toasted || rs_table_form(&subscription->queue.table) == RS_FORM_ROW_LOCK)
 		return value;
 	return fetch_stored(value);
 }
 
-/* Fill in a delivery from one row of the result of a claim or a take. */
+/* Fill in what a claim and a take have in common. */
 static void
 read_delivery(const RsEngine *engine, int row, RsDelivery *delivery)
 {
@@ -293,8 +293,8 @@ read_delivery(const RsEngine *engine, int row, RsDelivery *delivery)
 	bool isnull;
 
 	delivery->id = fetch_id(engine, row);
-	delivery->id_text = id_as_text(delivery->id, queue->type[RS_ROLE_ID]);
-	delivery->attempt = DatumGetInt64(fetch(row, 2, INT8OID, &isnull));
+	delivery->id_text = rs_datum_text(delivery->id, queue->type[RS_ROLE_ID]);
+	delivery->attempt = DatumGetInt64(rs_claim_fetch(row, 2, INT8OID, &isnull));
 	delivery->headers = fetch_for_later(
 		subscription, row, 3,
 		OidIsValid(queue->type[RS_ROLE_HEADERS]) ? queue->type[RS_ROLE_HEADERS] : JSONBOID,
@@ -304,13 +304,13 @@ read_delivery(const RsEngine *engine, int row, RsDelivery *delivery)
 										  ? queue->row_type
 										  : queue->type[RS_ROLE_PAYLOAD],
 									  &delivery->input_isnull);
-	delivery->priority = DatumGetInt64(fetch(row, 5, INT8OID, &delivery->priority_isnull));
-	delivery->due = DatumGetTimestampTz(fetch(row, 6, TIMESTAMPTZOID, &isnull));
+	delivery->priority = DatumGetInt64(rs_claim_fetch(row, 5, INT8OID, &delivery->priority_isnull));
+	delivery->due = DatumGetTimestampTz(rs_claim_fetch(row, 6, TIMESTAMPTZOID, &isnull));
 	delivery->was_delayed = !isnull;
 	if (rs_table_form(&queue->table) != RS_FORM_ROW_LOCK)
 		return;
-	delivery->place_table = DatumGetObjectId(fetch(row, 7, OIDOID, &isnull));
-	delivery->place = *(ItemPointer) DatumGetPointer(fetch(row, 8, TIDOID, &isnull));
+	delivery->place_table = DatumGetObjectId(rs_claim_fetch(row, 7, OIDOID, &isnull));
+	delivery->place = *(ItemPointer) DatumGetPointer(rs_claim_fetch(row, 8, TIDOID, &isnull));
 }
 
 /* How the ids of a queue compare. */
@@ -355,39 +355,83 @@ sort_in_claim_order(const RsQueue *queue, RsDelivery *deliveries, int count)
 	qsort_arg(deliveries, count, sizeof(RsDelivery), compare_deliveries, &order);
 }
 
-int
-rs_claim(RsEngine *engine, RsDelivery *deliveries, int limit)
+void
+rs_claim_values(RsEngine *engine, int limit, RsValues *values)
 {
 	const RsSubscription *subscription = engine->subscription;
-	bool is_lease = rs_table_form(&subscription->queue.table) == RS_FORM_LEASE;
 	TimestampTz now;
+
+	set_common_values(subscription, values);
+	now = DatumGetTimestampTz(values->value[RS_PARAM_NOW]);
+	rs_value_set(values, RS_PARAM_LIMIT, Int64GetDatum(limit), 0);
+	rs_value_set(values, RS_PARAM_HELD, held_array(engine), 0);
+	rs_value_set(values, RS_PARAM_TOKEN, TimestampTzGetDatum(now + subscription->lease), 0);
+}
+
+void
+rs_claim_read(RsEngine *engine, const RsValues *values, int row, RsDelivery *delivery)
+{
+	const RsSubscription *subscription = engine->subscription;
+
+	delivery->claimed_at = DatumGetTimestampTz(values->value[RS_PARAM_NOW]);
+	if (rs_table_form(&subscription->queue.table) == RS_FORM_LEASE)
+		delivery->token = delivery->announced = DatumGetTimestampTz(values->value[RS_PARAM_TOKEN]);
+	read_delivery(engine, row, delivery);
+}
+
+/* The first rows of the queue, where it has no lines. */
+static int
+claim_first(RsEngine *engine, RsDelivery *deliveries, int limit)
+{
 	RsValues values;
 	int found;
 
-	set_common_values(subscription, &values);
-	now = DatumGetTimestampTz(values.value[RS_PARAM_NOW]);
-	rs_value_set(&values, RS_PARAM_LIMIT, Int64GetDatum(limit), 0);
-	rs_value_set(&values, RS_PARAM_HELD, held_array(engine), 0);
-	if (is_lease)
-		rs_value_set(&values, RS_PARAM_TOKEN, TimestampTzGetDatum(now + subscription->lease), 0);
-
+	rs_claim_values(engine, limit, &values);
 	found = find_rows(engine, &values);
 	if (found == 0)
 	{
-		look_ahead(engine, &values);
+		rs_claim_look_ahead(engine, &values);
 		return 0;
 	}
 	for (int i = 0; i < found; i++)
-	{
-		deliveries[i].claimed_at = now;
-		if (is_lease)
-			deliveries[i].token = deliveries[i].announced = now + subscription->lease;
-		read_delivery(engine, i, &deliveries[i]);
-	}
+		rs_claim_read(engine, &values, i, &deliveries[i]);
 	SPI_freetuptable(SPI_tuptable);
-	if (found > 1)
-		sort_in_claim_order(&subscription->queue, deliveries, found);
 	return found;
+}
+
+int
+rs_claim(RsEngine *engine, RsDelivery *deliveries, int limit)
+{
+	const RsQueue *queue = &engine->subscription->queue;
+	int found = rs_table_lines(&queue->table) != RS_LINES_NONE
+					? rs_claim_lines(engine, deliveries, limit)
+					: claim_first(engine, deliveries, limit);
+
+	if (found > 1)
+		sort_in_claim_order(queue, deliveries, found);
+	return found;
+}
+
+void
+rs_claim_read_candidate(RsEngine *engine, int row, RsCandidate *candidate)
+{
+	const RsQueue *queue = &engine->subscription->queue;
+	bool isnull;
+	Datum key;
+
+	candidate->id = fetch_id(engine, row);
+	key = rs_claim_fetch(row, 2, TEXTOID, &isnull);
+	candidate->key = isnull ? NULL : TextDatumGetCString(key);
+	candidate->has_line = false;
+	candidate->guard = NULL;
+	if (rs_table_lines(&queue->table) != RS_LINES_PARTITION_KEY)
+		return;
+	candidate->line = rs_claim_fetch(row, 3, queue->type[RS_ROLE_PARTITION_KEY], &isnull);
+	candidate->has_line = !isnull;
+	/* Now: the lock is taken outside any transaction, where no type can be asked. */
+	if (!isnull)
+		candidate->guard = rs_guard_name(
+			queue, rs_datum_text(candidate->line, queue->type[RS_ROLE_PARTITION_KEY]));
 }
 
 int
@@ -396,27 +440,20 @@ rs_claim_candidates(RsEngine *engine, bool free_only, RsCandidate *candidates, i
 	RsValues values;
 	int found;
 
-	set_common_values(engine->subscription, &values);
-	rs_value_set(&values, RS_PARAM_LIMIT, Int64GetDatum(limit), 0);
-	rs_value_set(&values, RS_PARAM_HELD, held_array(engine), 0);
+	rs_claim_values(engine, limit, &values);
 	found = free_only ? (int) rs_query(engine->plans, RS_OP_FREE_CANDIDATES, &values)
 					  : find_rows(engine, &values);
 	if (found == 0)
 	{
 		if (free_only)
 			SPI_freetuptable(SPI_tuptable);
-		look_ahead(engine, &values);
+		rs_claim_look_ahead(engine, &values);
 		return 0;
 	}
 
 	found = Min(found, limit);
 	for (int i = 0; i < found; i++)
-	{
-		bool isnull;
-
-		candidates[i].id = fetch_id(engine, i);
-		candidates[i].key = TextDatumGetCString(fetch(i, 2, TEXTOID, &isnull));
-	}
+		rs_claim_read_candidate(engine, i, &candidates[i]);
 	SPI_freetuptable(SPI_tuptable);
 	return found;
 }

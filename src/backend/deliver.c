@@ -405,7 +405,8 @@ rs_begin_work(RsWork *work)
 {
 	/* Where there was one row there may be more: have a neighbour look. */
 	rs_wake_idle(false);
-	rs_wake_neighbour(work->engine->subscription->queue.relid);
+	if (!work->engine->is_alone)
+		rs_wake_neighbour(work->engine->subscription->queue.relid);
 
 	rs_stats_delivery_begin(&work->delivery);
 	rs_stats_state(RS_WORKER_DELIVERING);
@@ -417,9 +418,9 @@ rs_deliver_row_lock(RsWork *work)
 	RsEngine *engine = work->engine;
 	bool claimed;
 
-	work->outer_owner = CurrentResourceOwner;
 	RS_FAILPOINT("after_begin");
 	claimed = rs_claim(engine, &work->delivery, 1) == 1;
+	work->outer_owner = CurrentResourceOwner;
 	rs_trace_step(engine, RS_STEP_CLAIM, claimed ? "1" : "0");
 	if (!claimed)
 	{
@@ -470,6 +471,9 @@ rs_deliver(RsEngine *engine)
 	engine->rest_until = 0;
 	MemoryContextReset(engine->delivery_context);
 	engine->delivered = 1;
+	engine->next_due = 0;
+	engine->was_blocked = false;
+	engine->is_alone = false;
 	rs_stats_state(RS_WORKER_CLAIMING);
 
 	PG_TRY();

@@ -2,8 +2,8 @@
  *
  * delivery.h
  *	  What the files of the delivery engine share: engine.c (the subscription
- *	  and the transactions), claim.c, deliver.c (the row lock lane, and what all
- *	  lanes have in common), shared_commit.c, batch.c, lane_lease.c, lane_advisory.c,
+ *	  and the transactions), claim.c, lines.c, guard.c, deliver.c (the row lock lane, and what
+ *	  all lanes have in common), shared_commit.c, batch.c, lane_lease.c, lane_advisory.c,
  *	  settlement.c and recover.c.  The rest of the backend sees rs_deliver alone.
  *
  *-------------------------------------------------------------------------
@@ -12,6 +12,8 @@
 #define RUSTSTREAM_DELIVERY_H
 
 #include "backend/backend.h"
+
+#include "storage/lock.h"
 
 /* What a delivery is doing: decides what an error means. */
 typedef enum RsStage
@@ -80,6 +82,12 @@ extern void rs_end_user_code(const RsSession *session);
  */
 extern bool rs_engine_begin_delivery(RsEngine *engine);
 
+/*
+ * Where the transaction of a claim has its snapshot already, and would keep it:
+ * begin it again, so that the next statement sees what has been committed by now.
+ */
+extern void rs_engine_renew(RsEngine *engine);
+
 /* The values that the statements of a delivery take, "now" among them. */
 extern void rs_delivery_values(const RsSubscription *subscription, const RsDelivery *delivery,
 							   RsValues *values);
@@ -92,24 +100,44 @@ extern void rs_delivery_values(const RsSubscription *subscription, const RsDeliv
  */
 extern int rs_claim(RsEngine *engine, RsDelivery *deliveries, int limit);
 
+/*
+ * What claim.c and lines.c share: the values that a claim of so many rows takes;
+ * when something will be due, where nothing is, as engine->next_due; a column of a result row,
+ * copied into the current context, its type being the one we go by; and a delivery, filled in from
+ * a row of the result.
+ */
+extern void rs_claim_values(RsEngine *engine, int limit, RsValues *values);
+extern void rs_claim_look_ahead(RsEngine *engine, const RsValues *values);
+extern Datum rs_claim_fetch(int row, int column, Oid type, bool *isnull);
+extern void rs_claim_read(RsEngine *engine, const RsValues *values, int row, RsDelivery *delivery);
+
+/* A value as its type prints it, in the current context. */
+extern char *rs_datum_text(Datum value, Oid type);
+
 /* A row that may be taken once its key is locked. */
 typedef struct RsCandidate
 {
 	Datum id;
-	char *key;
+	char *key; /* NULL where the queue has no such keys */
+	bool has_line;
+	Datum line;  /* its partition key */
+	char *guard; /* what that locks; NULL: nothing */
 } RsCandidate;
 
 #define RS_MAX_CANDIDATES 10
 
 /*
- * Advisory lock form.  The first rows that are due, at most limit, and their keys; free_only:
- * of those whose key no other session holds, and which nobody has locked.  These
- * are locked until the transaction ends.  Returns how many, 0 as above.
- * Then, with the key of one locked and in delivery->key, take it: false where it
- * is not to be claimed any more.
+ * Advisory lock form, and partition keys in any.  The first rows that are due, at most
+ * limit, and their keys; free_only: of those whose key no other session holds, and
+ * which nobody has locked.  These are locked until the transaction ends.  Returns how
+ * many, 0 as above.  rs_claim_read_candidate fills one in from the result.
+ *
+ * Advisory lock form: with the key of one locked and in delivery->key, take it: false
+ * where it is not to be claimed any more.
  */
 extern int rs_claim_candidates(RsEngine *engine, bool free_only, RsCandidate *candidates,
 							   int limit);
+extern void rs_claim_read_candidate(RsEngine *engine, int row, RsCandidate *candidate);
 extern bool rs_claim_take(RsEngine *engine, RsDelivery *delivery);
 
 /* The row has been ended: the next claim may go on behind it. */
@@ -121,6 +149,47 @@ extern void rs_claim_mark(RsEngine *engine, const RsDelivery *delivery);
  */
 extern void rs_claim_hold(RsEngine *engine, const RsDelivery *delivery);
 extern TimestampTz rs_claim_held_until(RsEngine *engine);
+
+/* ----------------------------------------------------------------- lines.c */
+
+/* rs_claim, of a queue of lines: at most one row of each. */
+extern int rs_claim_lines(RsEngine *engine, RsDelivery *deliveries, int limit);
+
+/*
+ * Advisory lock form: the head of some line that nobody else was at, another one in
+ * each call as far as possible; false: there is none.
+ */
+extern bool rs_lines_candidate(RsEngine *engine, RsCandidate *candidate);
+
+/* What is known of the lines is of no use any more. */
+extern void rs_lines_forget(RsEngine *engine);
+
+/* ----------------------------------------------------------------- guard.c */
+
+/*
+ * The advisory locks that keep others from a line.  Its name in text is the group's,
+ * or the partition key's.  They are tried without waiting, all or none; they
+ * belong to the transaction, or to the session.  rs_guard_name is what the one of a
+ * partition key locks, in the current context.
+ */
+typedef struct RsGuard
+{
+	int count;
+	LOCKTAG tags[2];
+} RsGuard;
+
+/*
+ * Each lock takes room in the server's lock table, which all sessions share: a
+ * process holds those of so many rows at once at most.
+ */
+#define RS_MAX_GUARDS 100
+
+extern RsGuard rs_guard_of_line(const RsQueue *queue, const char *line);
+extern char *rs_guard_name(const RsQueue *queue, const char *line);
+extern RsGuard rs_guard_of_key(const char *key);
+extern bool rs_guard_try(const RsGuard *guard, bool for_session);
+extern bool rs_guard_is_held(const RsGuard *guard);
+extern void rs_guard_release(const RsGuard *guard, bool for_session);
 
 /* --------------------------------------------------------------- deliver.c */
 
@@ -226,7 +295,10 @@ extern void rs_forget_lease(RsDelivery *delivery);
 extern RsProgress rs_deliver_advisory(RsWork *work);
 
 /* Lock a key for this session, without waiting; false: it is somebody else's. */
-extern bool rs_lock_key(const RsEngine *engine, RsDelivery *delivery, char *key);
+extern bool rs_lock_key(RsEngine *engine, RsDelivery *delivery, const RsCandidate *candidate);
+
+/* rs_lines_candidate, in a transaction of its own. */
+extern bool rs_find_line_candidate(RsEngine *engine, RsCandidate *candidate);
 
 /* Does this session still hold the delivery's key?  True where it has none. */
 extern bool rs_key_is_held(const RsDelivery *delivery);

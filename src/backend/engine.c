@@ -72,6 +72,7 @@ forget_subscription(RsEngine *engine)
 	engine->plans = NULL;
 	engine->subscription = NULL;
 	engine->has_mark = false;
+	rs_lines_forget(engine);
 }
 
 void
@@ -182,6 +183,18 @@ claim_level(const rs_table *table)
 {
 	return rs_table_form(table) == RS_FORM_ROW_LOCK ? table->isolation
 													: RS_ISOLATION_READ_COMMITTED;
+}
+
+void
+rs_engine_renew(RsEngine *engine)
+{
+	if (!FirstSnapshotSet || !IsolationUsesXactSnapshot())
+		return;
+	AtEOXact_GUC(false, engine->nest_level);
+	engine->session->commit();
+	engine->session->begin(claim_level(&engine->subscription->queue.table));
+	engine->nest_level = NewGUCNestLevel();
+	MemoryContextSwitchTo(engine->delivery_context);
 }
 
 /*

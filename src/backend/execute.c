@@ -2,22 +2,7 @@
  *
  * execute.c
  *	  The only door to SPI for statements of the catalogue: keeps them
- *	  prepared, and has them planned under settings of our own.
- *
- * A queue is now empty, now a million rows long, and a worker lives through
- * both with one plan.  So the plan must not depend on what the statistics said
- * when it was made: our statements are planned with sequential scans, bitmap
- * scans and sorts disabled, which leaves the index that serves the claim order,
- * and without hash and merge joins, which leaves one way to stamp what was
- * found: by its id.  And they are planned as for a large table: in an empty one
- * everything costs the same, be it a step down the index of ids or a walk through all
- * of an index that has the id somewhere.
- * A planner hook does it, and not a SET around each execution, because a cached
- * plan is also remade at times of PostgreSQL's choosing, and because a plan
- * that is already there then costs nothing.  The hook tells our statements by
- * the address of their text: a query of a user's trigger that happens to be
- * planned while a statement of ours runs has another text, and its own
- * settings.
+ *	  prepared, and says which of them is executed, for planner.c.
  *
  *-------------------------------------------------------------------------
  */
@@ -25,13 +10,7 @@
 
 #include "backend/backend.h"
 
-#include "access/transam.h"
 #include "catalog/pg_type_d.h"
-#include "nodes/parsenodes.h"
-#include "nodes/pathnodes.h"
-#include "optimizer/plancat.h"
-#include "optimizer/planner.h"
-#include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/plancache.h"
@@ -55,110 +34,6 @@ struct RsPlans
 	int count[RS_OPERATION_COUNT]; /* statements of each operation; -1: not asked yet */
 	RsPlan plan[RS_OPERATION_COUNT][RS_MAX_STATEMENTS];
 };
-
-static planner_hook_type previous_planner_hook;
-static get_relation_info_hook_type previous_relation_info_hook;
-
-/* The text of the statement of ours that is being executed, or NULL. */
-static const char *own_text;
-
-/* Is it being planned? */
-static bool planning_own = false;
-
-/* What a table and its indexes are taken for, at least. */
-#define ASSUMED_TUPLES 1000000
-#define ASSUMED_PAGES 20000
-#define ASSUMED_INDEX_PAGES 5000
-
-/* What else is planned meanwhile, for a function that the planner calls, is not ours. */
-static PlannedStmt *
-plan(bool own, Query *parse, const char *query_string, int cursor_options,
-	 ParamListInfo bound_params)
-{
-	bool save_planning_own = planning_own;
-	PlannedStmt *result = NULL;
-
-	planning_own = own;
-	PG_TRY();
-	{
-		result = previous_planner_hook != NULL
-					 ? previous_planner_hook(parse, query_string, cursor_options, bound_params)
-					 : standard_planner(parse, query_string, cursor_options, bound_params);
-	}
-	PG_FINALLY();
-	{
-		planning_own = save_planning_own;
-	}
-	PG_END_TRY();
-	return result;
-}
-
-static PlannedStmt *
-rs_planner(Query *parse, const char *query_string, int cursor_options, ParamListInfo bound_params)
-{
-	static const struct
-	{
-		const char *name;
-		const char *value;
-	} settings[] = {{"enable_indexscan", "on"},
-					{"enable_seqscan", "off"},
-					{"enable_bitmapscan", "off"},
-					{"enable_sort", "off"},
-					{"enable_incremental_sort", "off"},
-					{"enable_nestloop", "on"},
-					{"enable_hashjoin", "off"},
-					{"enable_mergejoin", "off"},
-					{"jit", "off"}};
-	bool own = own_text != NULL && query_string == own_text;
-	int nest_level = 0;
-	PlannedStmt *result;
-
-	if (own)
-	{
-		/* An error leaves the level to the abort of the (sub)transaction. */
-		nest_level = NewGUCNestLevel();
-		for (size_t i = 0; i < lengthof(settings); i++)
-			(void) set_config_option(settings[i].name, settings[i].value, PGC_USERSET,
-									 PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
-	}
-
-	result = plan(own, parse, query_string, cursor_options, bound_params);
-
-	if (own)
-		AtEOXact_GUC(true, nest_level);
-
-	return result;
-}
-
-static void
-rs_relation_info(PlannerInfo *root, Oid relid, bool inhparent, RelOptInfo *rel)
-{
-	ListCell *cell;
-
-	if (previous_relation_info_hook)
-		previous_relation_info_hook(root, relid, inhparent, rel);
-	if (!planning_own || inhparent || relid < FirstNormalObjectId)
-		return;
-
-	rel->tuples = Max(rel->tuples, ASSUMED_TUPLES);
-	rel->pages = Max(rel->pages, ASSUMED_PAGES);
-	foreach (cell, rel->indexlist)
-	{
-		IndexOptInfo *index = lfirst(cell);
-
-		index->tuples = Max(index->tuples, ASSUMED_TUPLES);
-		index->pages = Max(index->pages, ASSUMED_INDEX_PAGES);
-	}
-}
-
-void
-rs_execute_init(void)
-{
-	previous_planner_hook = planner_hook;
-	planner_hook = rs_planner;
-	previous_relation_info_hook = get_relation_info_hook;
-	get_relation_info_hook = rs_relation_info;
-}
 
 RsPlans *
 rs_plans_create(const RsQueue *queue, const rs_destination *destination, MemoryContext parent)
@@ -320,7 +195,7 @@ rs_query(RsPlans *plans, rs_operation operation, const RsValues *values)
 
 		list_values(plan, values, value, nulls);
 
-		own_text = plan->text;
+		rs_planner_own_text = plan->text;
 		PG_TRY();
 		{
 			/* A snapshot of its own: there is no portal to lend us one. */
@@ -329,7 +204,7 @@ rs_query(RsPlans *plans, rs_operation operation, const RsValues *values)
 		}
 		PG_FINALLY();
 		{
-			own_text = NULL;
+			rs_planner_own_text = NULL;
 		}
 		PG_END_TRY();
 
@@ -370,14 +245,14 @@ rs_open_cursor(RsPlans *plans, rs_operation operation, const RsValues *values)
 		prepare(plans, operation, 0);
 	list_values(plan, values, value, nulls);
 
-	own_text = plan->text;
+	rs_planner_own_text = plan->text;
 	PG_TRY();
 	{
 		portal = SPI_cursor_open(NULL, plan->plan, value, nulls, false);
 	}
 	PG_FINALLY();
 	{
-		own_text = NULL;
+		rs_planner_own_text = NULL;
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(save_context);

@@ -79,7 +79,7 @@ _PG_init(void)
 	MarkGUCPrefixReserved("ruststream");
 
 	rs_catalog_init();
-	rs_execute_init();
+	rs_planner_init();
 	rs_wake_init();
 
 	/* In binary upgrade nothing of ours may run, or look as if it could. */

@@ -23,70 +23,86 @@
 #include "postgres.h"
 
 #include "backend/backend.h"
-#include "backend/compat.h"
 #include "backend/delivery.h"
-
-#include "catalog/pg_collation.h"
-#include "miscadmin.h"
-#include "storage/lock.h"
-#include "utils/builtins.h"
-#include "utils/fmgrprotos.h"
 
 /* ---------------------------------------------------------------------- keys */
 
-/* The lock of pg_advisory_lock(hashtextextended(key, 0)). */
-static LOCKTAG
-key_tag(const char *key)
+static bool
+lock_name(const char *name)
 {
-	LOCKTAG tag;
-	uint64 hash = (uint64) DatumGetInt64(DirectFunctionCall2Coll(
-		hashtextextended, C_COLLATION_OID, CStringGetTextDatum(key), Int64GetDatum(0)));
+	RsGuard guard = rs_guard_of_key(name);
 
-	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash, 1);
-	return tag;
+	return rs_guard_try(&guard, true);
+}
+
+static bool
+holds_name(const char *name)
+{
+	RsGuard guard = rs_guard_of_key(name);
+
+	return rs_guard_is_held(&guard);
+}
+
+static void
+unlock_name(const char *name)
+{
+	RsGuard guard = rs_guard_of_key(name);
+
+	rs_guard_release(&guard, true);
 }
 
 bool
-rs_lock_key(const RsEngine *engine, RsDelivery *delivery, char *key)
+rs_lock_key(RsEngine *engine, RsDelivery *delivery, const RsCandidate *candidate)
 {
-	LOCKTAG tag = key_tag(key);
-	bool locked = LockAcquire(&tag, ExclusiveLock, true, true) != LOCKACQUIRE_NOT_AVAIL;
+	bool locked = candidate->guard == NULL || lock_name(candidate->guard);
+
+	engine->was_blocked |= !locked;
+	if (locked && !lock_name(candidate->key))
+	{
+		if (candidate->guard != NULL)
+			unlock_name(candidate->guard);
+		locked = false;
+	}
 
 	rs_trace_step(engine, RS_STEP_LOCK, locked ? "" : "0");
 	if (locked)
-		delivery->key = key;
+	{
+		delivery->key = candidate->key;
+		delivery->guard = candidate->guard;
+	}
 	return locked;
 }
 
 bool
 rs_lock_key_again(const RsEngine *engine, RsDelivery *delivery)
 {
-	return delivery->key != NULL && rs_lock_key(engine, delivery, delivery->key);
+	bool locked;
+
+	if (delivery->key == NULL)
+		return false;
+	locked = delivery->guard == NULL || holds_name(delivery->guard) || lock_name(delivery->guard);
+	locked = locked && (holds_name(delivery->key) || lock_name(delivery->key));
+	rs_trace_step(engine, RS_STEP_LOCK, locked ? "" : "0");
+	return locked;
 }
 
 bool
 rs_key_is_held(const RsDelivery *delivery)
 {
-	LOCKTAG tag;
-
-	if (delivery->key == NULL)
-		return true;
-	tag = key_tag(delivery->key);
-	return rs_lock_held_by_me(&tag, ExclusiveLock);
+	return delivery->key == NULL ||
+		   (holds_name(delivery->key) && (delivery->guard == NULL || holds_name(delivery->guard)));
 }
 
 void
 rs_unlock_key(const RsEngine *engine, RsDelivery *delivery)
 {
-	LOCKTAG tag;
-
 	if (delivery->key == NULL)
 		return;
 	rs_trace_step(engine, RS_STEP_UNLOCK, "");
-	tag = key_tag(delivery->key);
-	if (rs_lock_held_by_me(&tag, ExclusiveLock))
-		(void) LockRelease(&tag, ExclusiveLock, true);
-	delivery->key = NULL;
+	unlock_name(delivery->key);
+	if (delivery->guard != NULL)
+		unlock_name(delivery->guard);
+	delivery->key = delivery->guard = NULL;
 }
 
 /* ------------------------------------------------------------------ the lane */
@@ -112,6 +128,8 @@ take(RsWork *work, const RsCandidate *candidate)
 	RS_FAILPOINT("after_lock");
 	rs_engine_begin(engine, RS_ISOLATION_READ_COMMITTED);
 	work->delivery.id = candidate->id;
+	work->delivery.has_line = candidate->has_line;
+	work->delivery.line = candidate->line;
 	taken = rs_claim_take(engine, &work->delivery);
 	rs_trace_step(engine, RS_STEP_TAKE, taken ? "" : "0");
 	return taken;
@@ -137,7 +155,7 @@ take_one(RsWork *work, const RsCandidate *candidates, int count)
 
 	for (int i = 0; i < count; i++)
 	{
-		if (is_known(candidates, i) || !rs_lock_key(engine, &work->delivery, candidates[i].key))
+		if (is_known(candidates, i) || !rs_lock_key(engine, &work->delivery, &candidates[i]))
 			continue;
 		if (!take(work, &candidates[i]))
 			rs_engine_commit(engine);
@@ -158,6 +176,43 @@ take_one(RsWork *work, const RsCandidate *candidates, int count)
 	return RS_PROGRESS_NOTHING;
 }
 
+bool
+rs_find_line_candidate(RsEngine *engine, RsCandidate *candidate)
+{
+	bool found;
+
+	rs_engine_begin(engine, RS_ISOLATION_READ_COMMITTED);
+	found = rs_lines_candidate(engine, candidate);
+	rs_trace_step(engine, RS_STEP_CLAIM, found ? "1" : "0");
+	rs_engine_commit(engine);
+	return found;
+}
+
+/*
+ * None of the first rows could be had, and of one partition key there may be a
+ * million: look at one line after the other.  Bounded, for a line whose guard is
+ * free may be one whose key is not.
+ */
+static RsProgress
+take_from_lines(RsWork *work)
+{
+	RsEngine *engine = work->engine;
+
+	for (int i = 0; i < RS_MAX_CANDIDATES; i++)
+	{
+		RsCandidate candidate;
+		RsProgress progress;
+
+		if (!rs_find_line_candidate(engine, &candidate))
+			return RS_PROGRESS_NOTHING;
+		progress = take_one(work, &candidate, 1);
+		if (progress != RS_PROGRESS_NOTHING)
+			return progress;
+	}
+	engine->was_blocked = true;
+	return RS_PROGRESS_NOTHING;
+}
+
 /*
  * The claim's transaction has begun, at READ COMMITTED.  The first look does
  * not ask who holds which key, which costs a walk through all locks of the
@@ -172,7 +227,10 @@ rs_deliver_advisory(RsWork *work)
 	int count = find_candidates(work, false, candidates);
 	RsProgress progress = take_one(work, candidates, count);
 
-	if (progress == RS_PROGRESS_NOTHING && count > 0)
+	if (progress == RS_PROGRESS_NOTHING && count > 0 &&
+		rs_table_lines(&engine->subscription->queue.table) != RS_LINES_NONE)
+		progress = take_from_lines(work);
+	else if (progress == RS_PROGRESS_NOTHING && count > 0)
 	{
 		rs_engine_begin(engine, RS_ISOLATION_READ_COMMITTED);
 		count = find_candidates(work, true, candidates);

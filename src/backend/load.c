@@ -397,7 +397,7 @@ bind_dead_letter(const RsRow *row, RsSubscription *subscription)
 	policy->has_dead_letter =
 		policy->dead_letter_is_table || subscription->dead_letter_group != NULL;
 
-	if (subscription->dead_letter_group != NULL &&
+	if (subscription->dead_letter_group != NULL && subscription->group_name != NULL &&
 		strcmp(subscription->dead_letter_group, subscription->group_name) == 0)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				errmsg("dead_letter is the group that the subscription reads, \"%s\"",
@@ -408,28 +408,6 @@ bind_dead_letter(const RsRow *row, RsSubscription *subscription)
 }
 
 /* --------------------------------------------------------------------- settings */
-
-static void
-not_yet(const char *what, const char *hint)
-{
-	ereport(ERROR, errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-			errmsg("%s cannot be delivered by this version of ruststream", what),
-			errhint("%s", hint));
-}
-
-/* What may be described and asked for, but has no lane yet. */
-static void
-check_is_built(const RsRow *row, const RsSubscription *subscription)
-{
-	const rs_table *table = &subscription->queue.table;
-
-	if (table->fifo)
-		not_yet("fifo queues", "Attach the queue without fifo.");
-	if (table->column[RS_ROLE_PARTITION_KEY] != NULL)
-		not_yet("queues with a partition key", "Attach the queue without partition_key_column.");
-	if (subscription->group_name != NULL && strcmp(subscription->group_name, "*") == 0)
-		not_yet("all groups at once", "Subscribe once for each group.");
-}
 
 static void
 bind_commit(const RsRow *row, RsSubscription *subscription)
@@ -501,14 +479,27 @@ rs_subscription_check_level(const RsSubscription *subscription)
 static void
 bind_group(const RsRow *row, RsSubscription *subscription)
 {
+	const rs_table *table = &subscription->queue.table;
 	char *group_name = text_setting(row, RS_SUBSCRIPTION_GROUP_NAME);
 
-	if (subscription->queue.table.column[RS_ROLE_GROUP] != NULL)
-		subscription->group_name = group_name != NULL ? group_name : subscription->name;
-	else if (group_name != NULL)
+	if (table->column[RS_ROLE_GROUP] == NULL)
+	{
+		if (group_name != NULL)
+			ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					errmsg("queue %s has no groups", rs_relation_label(subscription->queue.relid)),
+					errhint("Leave out group_name, or attach the queue with group_column."));
+		return;
+	}
+	subscription->group_name = group_name != NULL ? group_name : subscription->name;
+	if (strcmp(subscription->group_name, "*") != 0)
+		return;
+	if (!table->fifo)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("queue %s has no groups", rs_relation_label(subscription->queue.relid)),
-				errhint("Leave out group_name, or attach the queue with group_column."));
+				errmsg("group_name \"*\" reads every group of a fifo queue, which %s is not",
+					   rs_relation_label(subscription->queue.relid)),
+				errhint("Subscribe once for each group, or attach the queue with fifo => true."));
+	subscription->group_name = NULL;
+	subscription->every_group = true;
 }
 
 /* A batch is one claim, one call of its handler and, in the row lock form, one commit. */
@@ -569,12 +560,14 @@ bind_policy(const RsRow *row, RsSubscription *subscription)
 static void
 check_claim_index(const RsSubscription *subscription)
 {
-	if (!rs_queue_has_claim_index(&subscription->queue))
+	List *missing = rs_queue_missing_indexes(&subscription->queue);
+
+	if (missing != NIL)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("queue %s has no index that serves its claims",
 					   rs_relation_label(subscription->queue.relid)),
 				errdetail("Without it each claim would read the whole table."),
-				errhint("Run %s.", rs_queue_claim_index_sql(&subscription->queue)));
+				errhint("Run %s.", (char *) linitial(missing)));
 }
 
 static void
@@ -601,7 +594,6 @@ fill(const RsRow *row, RsSubscription *subscription)
 	bind_group(row, subscription);
 	bind_commit(row, subscription);
 	bind_batch(row, subscription);
-	check_is_built(row, subscription);
 	bind_dead_letter(row, subscription);
 	bind_policy(row, subscription);
 	subscription->lease = lease_setting(row);

@@ -120,6 +120,8 @@ attach(RsRow *row)
 	Oid relid = DatumGetObjectId(rs_row_get(row, RS_QUEUE_RELATION));
 	bool wake = DatumGetBool(rs_row_get(row, RS_QUEUE_WAKE));
 	RsQueue queue;
+	List *missing;
+	ListCell *cell;
 
 	require_owner(relid);
 	/* Two sessions that attach the same table go one after the other. */
@@ -145,11 +147,11 @@ attach(RsRow *row)
 		create_wake_trigger(relid);
 	rs_catalog_insert(rs_objects(false)->queue, row);
 
-	if (!rs_queue_has_claim_index(&queue))
-		ereport(
-			NOTICE,
-			errmsg("queue %s has no index that serves its claims", rs_relation_label(relid)),
-			errhint("Before anything can subscribe, run %s.", rs_queue_claim_index_sql(&queue)));
+	missing = rs_queue_missing_indexes(&queue);
+	foreach (cell, missing)
+		ereport(NOTICE,
+				errmsg("queue %s has no index that serves its claims", rs_relation_label(relid)),
+				errhint("Before anything can subscribe, run %s.", (char *) lfirst(cell)));
 }
 
 Datum
@@ -301,6 +303,8 @@ rs_sql_create_queue(PG_FUNCTION_ARGS)
 	NewQueue new_queue;
 	RsQueue queue;
 	RsRow row;
+	List *missing;
+	ListCell *cell;
 	char *name;
 	Oid relid;
 
@@ -322,7 +326,9 @@ rs_sql_create_queue(PG_FUNCTION_ARGS)
 
 	describe_new_queue(relid, &new_queue, &row);
 	rs_queue_bind(&row, &queue);
-	execute_as_caller(rs_queue_claim_index_sql(&queue));
+	missing = rs_queue_missing_indexes(&queue);
+	foreach (cell, missing)
+		execute_as_caller(lfirst(cell));
 	attach(&row);
 	PG_RETURN_OID(relid);
 }

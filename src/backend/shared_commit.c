@@ -92,10 +92,11 @@ claim_limit(const RsEngine *engine)
 	const rs_table *table = &subscription->queue.table;
 	int limit = subscription->deliveries_per_commit;
 
-	/* Of a group or a key, one row at a time: the next is free with the commit. */
-	if (table->fifo || table->column[RS_ROLE_PARTITION_KEY] != NULL || engine->alone > 0 ||
-		subscription->max_commit_wait == 0)
+	if (engine->alone > 0 || subscription->max_commit_wait == 0)
 		return 1;
+	/* One row of each line, whose next is free with the commit; each has a guard that is held. */
+	if (rs_table_lines(table) != RS_LINES_NONE)
+		limit = Min(limit, RS_MAX_GUARDS);
 	if (engine->delivery_limit > 0)
 		limit = (int) Min(limit, engine->delivery_limit);
 	if (engine->handling_time * limit > (double) subscription->max_commit_wait)
@@ -335,12 +336,12 @@ rs_deliver_sharing(RsWork *work)
 	if (limit == 1)
 		return rs_deliver_row_lock(work);
 
-	work->outer_owner = CurrentResourceOwner;
 	RS_FAILPOINT("after_begin");
 	MemoryContextReset(engine->commit_context);
 	MemoryContextSwitchTo(engine->commit_context);
 	deliveries = palloc0(sizeof(RsDelivery) * limit);
 	claimed = rs_claim(engine, deliveries, limit);
+	work->outer_owner = CurrentResourceOwner;
 	MemoryContextSwitchTo(engine->delivery_context);
 	pg_ltoa(claimed, suffix);
 	rs_trace_step(engine, RS_STEP_CLAIM, suffix);

@@ -120,12 +120,12 @@ count_column(int column)
 
 /* Count up to a limit; returns how many. */
 static int64
-count_live(const RsValues *values, Depth *depth)
+count_live(rs_operation operation, const RsValues *values, Depth *depth)
 {
 	Datum oldest;
 	bool isnull;
 
-	if (rs_query(depth->plans, RS_OP_DEPTH, values) != 1)
+	if (rs_query(depth->plans, operation, values) != 1)
 		return 0;
 	depth->counted = true;
 	depth->ready = count_column(1);
@@ -158,6 +158,15 @@ can_count_dead(const RsSubscription *subscription, rs_operation *operation)
 				ACLCHECK_OK);
 }
 
+/* How the rows that are alive are counted: a group's, or those of all. */
+static rs_operation
+live_operation(const RsSubscription *subscription)
+{
+	if (!subscription->every_group)
+		return RS_OP_DEPTH;
+	return subscription->dead_letter_group != NULL ? RS_OP_DEPTH_ALIVE : RS_OP_DEPTH_ALL;
+}
+
 /* Count in portions that grow, so that there is a figure when the time is over. */
 static void
 count_in_portions(const RsSubscription *subscription, RsValues *values, Depth *depth)
@@ -169,7 +178,7 @@ count_in_portions(const RsSubscription *subscription, RsValues *values, Depth *d
 	for (int64 limit = DEPTH_FIRST_PORTION; live || dead; limit *= DEPTH_PORTION_GROWTH)
 	{
 		rs_value_set(values, RS_PARAM_LIMIT, Int64GetDatum(limit), 0);
-		live = live && count_live(values, depth) >= limit;
+		live = live && count_live(live_operation(subscription), values, depth) >= limit;
 		dead = dead && count_dead(operation, values, depth) >= limit;
 		if (limit >= DEPTH_LIMIT)
 		{

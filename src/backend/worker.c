@@ -212,7 +212,7 @@ deliver(RsEngine *engine)
 /* ------------------------------------------------------------------- waiting */
 
 static void
-answer_interrupts(void)
+answer_interrupts(const RsEngine *engine)
 {
 	CHECK_FOR_INTERRUPTS();
 	if (ConfigReloadPending)
@@ -222,8 +222,12 @@ answer_interrupts(void)
 	}
 	if (catchupInterruptPending)
 		ProcessCatchupInterrupt();
-	if (rs_slot_stop_requested())
-		proc_exit(0);
+	if (!rs_slot_stop_requested())
+		return;
+	/* Who found a guard held by us looks for what we leave. */
+	if (engine->subscription != NULL)
+		rs_wake_neighbour(engine->subscription->queue.relid);
+	proc_exit(0);
 }
 
 /* Wait for a wake-up, at most until a point in time. */
@@ -244,12 +248,35 @@ wait_until(TimestampTz until, RsWorkerState state, uint32 wait_event)
 	ResetLatch(MyLatch);
 }
 
-static TimestampTz
-next_look(const RsEngine *engine)
-{
-	TimestampTz poll = GetCurrentTimestamp() + engine->subscription->poll_interval;
+/*
+ * A guard that somebody else holds is given back without a word, and what was
+ * published meanwhile has its wake-up behind it: so look again, soon and then less
+ * and less often, until the poll interval is reached.
+ */
+#define FIRST_LOOK_AGAIN 10000 /* microseconds */
 
-	return engine->next_due != 0 ? Min(poll, engine->next_due) : poll;
+static TimestampTz
+next_look(RsEngine *engine)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	int64 rest = engine->subscription->poll_interval;
+	TimestampTz next;
+
+	if (!engine->was_blocked)
+		engine->blocked_claims = 0;
+	else if (FIRST_LOOK_AGAIN << engine->blocked_claims < rest)
+		rest = FIRST_LOOK_AGAIN << engine->blocked_claims++;
+	next = now + rest;
+	return engine->next_due != 0 ? Min(next, engine->next_due) : next;
+}
+
+/* Nothing is to be had before a point in time. */
+static void
+rest_until(RsEngine *engine, TimestampTz until, RsWorkerState state, uint32 wait_event)
+{
+	wait_until(until, state, wait_event);
+	if (rs_wake_pending())
+		engine->blocked_claims = 0;
 }
 
 /* ---------------------------------------------------------------------- main */
@@ -283,7 +310,7 @@ serve(RsEngine *engine)
 {
 	for (;;)
 	{
-		answer_interrupts();
+		answer_interrupts(engine);
 		rs_wake_idle(true);
 		switch (deliver(engine))
 		{
@@ -292,11 +319,11 @@ serve(RsEngine *engine)
 				pgstat_report_stat(false);
 				break;
 			case RS_PROGRESS_NOTHING:
-				wait_until(next_look(engine), RS_WORKER_IDLE, rs_wait_event_idle());
+				rest_until(engine, next_look(engine), RS_WORKER_IDLE, rs_wait_event_idle());
 				break;
 			case RS_PROGRESS_HELD:
-				wait_until(Min(next_look(engine), rs_claim_held_until(engine)), RS_WORKER_HOLDING,
-						   rs_wait_event_hold());
+				rest_until(engine, Min(next_look(engine), rs_claim_held_until(engine)),
+						   RS_WORKER_HOLDING, rs_wait_event_hold());
 				break;
 			case RS_PROGRESS_QUIET:
 				proc_exit(0);

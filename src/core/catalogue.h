@@ -13,35 +13,50 @@
 
 #define RS_MAX_STATEMENTS 2
 
+/* The tables that have an operation, as bits; 0: each. */
+#define RS_IN_FORM(form) (1u << (form))
+#define RS_WITH_LINES(lines) (1u << (lines))
+
 /* The statements of one operation, as templates (template.h), executed in order. */
 typedef struct rs_catalogue_entry
 {
 	const char *statements[RS_MAX_STATEMENTS];
-	rs_role needs;  /* the role without which there is no such operation */
-	unsigned forms; /* the forms that have it, as RS_IN_FORM bits; 0: each */
+	rs_role needs;     /* the role without which there is no such operation */
+	unsigned forms;    /* the forms that have it .. */
+	unsigned any_form; /* .. and the lines that have it in any form */
+	unsigned lines;    /* the lines that have it */
 } rs_catalogue_entry;
 
-#define RS_IN_FORM(form) (1u << (form))
+/* In which order the rows that may be claimed are looked for. */
+typedef enum rs_search
+{
+	RS_SEARCH_PLAIN,    /* one range of the index */
+	RS_SEARCH_BY_DELAY, /* those without a delay, then those whose delay is over */
+	RS_SEARCH_BY_LEVEL  /* the same for each priority */
+} rs_search;
+
+#define RS_SEARCHED(search) (1u << (search))
+
+/*
+ * What stands in for an operation's statement where the table wants another; in
+ * pieces, for C limits a string's length.  The last piece is NULL.
+ */
+typedef struct rs_catalogue_variant
+{
+	rs_operation operation;
+	unsigned lines;    /* RS_WITH_LINES bits; 0: any */
+	unsigned searches; /* RS_SEARCHED bits; 0: any */
+	const char *const *pieces;
+} rs_catalogue_variant;
 
 typedef struct rs_catalogue
 {
 	const rs_catalogue_entry *operations; /* RS_OPERATION_COUNT of them */
-	/*
-	 * Instead of the above, for some tables; in pieces, for C limits a string's
-	 * length.  The last piece is NULL.
-	 */
-	const char *const *claim_row_by_delay;
-	const char *const *claim_payload_by_delay;
-	const char *const *candidates_by_delay;
-	const char *const *free_candidates_by_delay;
-	const char *const *claim_row_by_level;
-	const char *const *claim_payload_by_level;
-	const char *const *candidates_by_level;
-	const char *const *free_candidates_by_level;
+	const rs_catalogue_variant *variants; /* the first that fits counts; the last has no pieces */
+	const char *const *publish_defaults;  /* where there is no column to fill */
 	const char *before_lease;
 	const char *after_lease;
-	const char *const *publish_defaults;
-	const char *claim_index;
+	const char *indexes[RS_INDEX_COUNT];
 } rs_catalogue;
 
 extern const rs_catalogue rs_postgresql_catalogue;

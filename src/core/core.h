@@ -158,6 +158,8 @@ extern bool rs_isolation_find(const char *word, rs_isolation *result);
 	  "Name the column whose rows are delivered one at a time, or leave fifo off.")                \
 	X(RS_PROBLEM_FIFO_ADVISORY, "fifo cannot be combined with the advisory lock form",             \
 	  "Put the group's column into the lock key instead.")                                         \
+	X(RS_PROBLEM_FIFO_PARTITION_KEY, "fifo cannot be combined with a partition key",               \
+	  "The rows of a FIFO group go one at a time already: leave out one of the two.")              \
 	X(RS_PROBLEM_KEY_EMPTY, "the lock key is empty", "Write a template such as 'jobs-{id}'.")      \
 	X(RS_PROBLEM_KEY_UNCLOSED, "the lock key \"%s\" has a \"{\" without its \"}\"",                \
 	  "Write columns as {column}; \"{{\" and \"}}\" stand for the braces themselves.")             \
@@ -211,6 +213,19 @@ typedef struct rs_table
 extern rs_form rs_table_form(const rs_table *table);
 
 /*
+ * Rows that go one at a time, in claim order, stand in a line: those of a FIFO
+ * group, or of one partition key.
+ */
+typedef enum rs_lines
+{
+	RS_LINES_NONE,
+	RS_LINES_GROUP,
+	RS_LINES_PARTITION_KEY
+} rs_lines;
+
+extern rs_lines rs_table_lines(const rs_table *table);
+
+/*
  * Check a description by itself, without looking at any table.  Returns the
  * first problem; .code is RS_OK where there is none.
  */
@@ -255,13 +270,22 @@ extern bool rs_key_column(const char *lock_key, int n, const char **start, size_
 	X(RS_OP_CLAIM_PAYLOAD_BEHIND, "claim_payload_behind")                                          \
 	X(RS_OP_CLAIM_ROW_BEHIND_PRIORITY, "claim_row_behind_priority") /* .. of a priority */         \
 	X(RS_OP_CLAIM_PAYLOAD_BEHIND_PRIORITY, "claim_payload_behind_priority")                        \
-	X(RS_OP_CANDIDATES, "candidates") /* advisory lock: id and key of rows to be taken */          \
+	/* The head of a line, which is a FIFO group, or the rows of one partition key. */             \
+	X(RS_OP_CLAIM_LINE_ROW, "claim_line_row")                                                      \
+	X(RS_OP_CLAIM_LINE_PAYLOAD, "claim_line_payload")                                              \
+	X(RS_OP_LINES, "lines") /* the first lines, and when the head of each comes due */             \
+	X(RS_OP_LINES_BEHIND, "lines_behind") /* .. behind one */                                      \
+	X(RS_OP_LINE_WAITS, "line_waits")     /* what a line waits for: its head, a lease */           \
+	/* Advisory lock: id and key of rows to be taken; with a partition key, that too. */           \
+	X(RS_OP_CANDIDATES, "candidates")                                                              \
 	X(RS_OP_CANDIDATES_BEHIND, "candidates_behind")                                                \
 	X(RS_OP_CANDIDATES_BEHIND_PRIORITY, "candidates_behind_priority")                              \
 	X(RS_OP_FREE_CANDIDATES, "free_candidates") /* .. that nobody else holds, locked */            \
+	X(RS_OP_LINE_CANDIDATE, "line_candidate")   /* the head of a line, as a candidate */           \
+	X(RS_OP_LOOSE_CANDIDATE, "loose_candidate") /* .. the first row that is in none */             \
 	X(RS_OP_TAKE_ROW, "take_row") /* advisory lock: one of them, as a claim returns it */          \
 	X(RS_OP_TAKE_PAYLOAD, "take_payload")                                                          \
-	X(RS_OP_NEXT_DUE, "next_due")   /* when the next row comes due */                              \
+	X(RS_OP_NEXT_DUE, "next_due")   /* when the next row comes due; NULL: none does */             \
 	X(RS_OP_RECLAIM, "reclaim")     /* lock one row again, to settle it afresh */                  \
 	X(RS_OP_UNSETTLED, "unsettled") /* is the row still there to be claimed? */                    \
 	X(RS_OP_ACK, "ack")             /* end the row: delete it, or mark it processed */             \
@@ -278,6 +302,8 @@ extern bool rs_key_column(const char *lock_key, int n, const char **start, size_
 	X(RS_OP_FIND_PROCESSED, "find_processed") /* ids of rows that have been processed */           \
 	X(RS_OP_PURGE, "purge")                   /* delete these */                                   \
 	X(RS_OP_DEPTH, "depth")                   /* ready, waiting, counted up to a limit */          \
+	X(RS_OP_DEPTH_ALL, "depth_all")           /* .. of every group */                              \
+	X(RS_OP_DEPTH_ALIVE, "depth_alive")       /* .. but the one of dead letters */                 \
 	X(RS_OP_DEPTH_DEAD_GROUP, "depth_dead_group")                                                  \
 	X(RS_OP_DEPTH_DEAD_TABLE, "depth_dead_table")
 
@@ -322,6 +348,9 @@ typedef enum rs_parameter
 
 extern const char *rs_parameter_word(rs_parameter parameter);
 
+/* The parameter that names a line of this table, which has lines. */
+extern rs_parameter rs_line_parameter(const rs_table *table);
+
 /* A statement numbers each value once, so there are never more than these. */
 #define RS_MAX_PARAMETERS RS_PARAM_COUNT
 
@@ -360,18 +389,30 @@ extern rs_statement rs_statement_render(rs_dialect dialect, rs_operation operati
 										const rs_table *table, const rs_destination *destination,
 										char *buffer, size_t size);
 
+/* The indexes that the claims of a table may need. */
+typedef enum rs_index
+{
+	RS_INDEX_CLAIM, /* the rows of a group in claim order */
+	RS_INDEX_LINE,  /* .. of a partition key; FIFO groups have the one above */
+	RS_INDEX_LEASE, /* the leased rows of a line */
+	RS_INDEX_COUNT
+} rs_index;
+
+extern bool rs_index_is_needed(const rs_table *table, rs_index index);
+
 /*
- * Render the index that the claims of a table need, as the statement that
+ * Render an index that the claims of a table need, as the statement that
  * makes it; the same result conventions, no parameters.  rs_index_columns
  * yields its columns in order: the roles into roles[] (RS_ROLE_COUNT entries
  * are enough), returning how many.  Every column is ascending; priority and
- * retry_after are NULLS FIRST, as the claim order wants them, while the group
- * is compared for equality only and keeps the default.  Where the table has
- * processed_at the index is partial.
+ * retry_after are NULLS FIRST, as the claim order wants them, while the others
+ * keep the default; a group that is compared for equality only may be in any
+ * order.  An index is partial: that of leases has what is not NULL, the others
+ * what is not processed, where the table has processed_at.
  */
-extern rs_statement rs_index_render(rs_dialect dialect, const rs_table *table, char *buffer,
-									size_t size);
-extern int rs_index_columns(const rs_table *table, rs_role *roles);
+extern rs_statement rs_index_render(rs_dialect dialect, const rs_table *table, rs_index index,
+									char *buffer, size_t size);
+extern int rs_index_columns(const rs_table *table, rs_index index, rs_role *roles);
 
 /* ----------------------------------------------------------------- settle.c */
 

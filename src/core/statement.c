@@ -17,15 +17,25 @@ int
 rs_statement_count(rs_dialect dialect, rs_operation operation, const rs_table *table)
 {
 	const rs_catalogue_entry *entry = &catalogues[dialect]->operations[operation];
+	unsigned lines = RS_WITH_LINES(rs_table_lines(table));
 	int count = 0;
 
 	if (table->column[RS_ROLE_ID] == NULL || table->column[entry->needs] == NULL)
 		return 0;
-	if (entry->forms != 0 && (entry->forms & RS_IN_FORM(rs_table_form(table))) == 0)
+	if (entry->forms != 0 && (entry->forms & RS_IN_FORM(rs_table_form(table))) == 0 &&
+		(entry->any_form & lines) == 0)
+		return 0;
+	if (entry->lines != 0 && (entry->lines & lines) == 0)
 		return 0;
 	while (count < RS_MAX_STATEMENTS && entry->statements[count] != NULL)
 		count++;
 	return count;
+}
+
+rs_parameter
+rs_line_parameter(const rs_table *table)
+{
+	return rs_table_lines(table) == RS_LINES_GROUP ? RS_PARAM_GROUP : RS_PARAM_PARTITION_KEY;
 }
 
 /* Whether the description leaves publish any column to fill. */
@@ -38,35 +48,41 @@ publishes_columns(const rs_table *table)
 		   table->column[RS_ROLE_PAYLOAD] != NULL;
 }
 
+static rs_search
+search_of(const rs_table *table)
+{
+	if (table->column[RS_ROLE_RETRY_AFTER] == NULL)
+		return RS_SEARCH_PLAIN;
+	return table->column[RS_ROLE_PRIORITY] == NULL ? RS_SEARCH_BY_DELAY : RS_SEARCH_BY_LEVEL;
+}
+
 /* What stands in for an operation's statement where the table wants another; else NULL. */
 static const char *const *
 variant_for(const rs_catalogue *from, rs_operation operation, const rs_table *table)
 {
-	bool has_priority = table->column[RS_ROLE_PRIORITY] != NULL;
+	unsigned lines = RS_WITH_LINES(rs_table_lines(table));
+	unsigned search = RS_SEARCHED(search_of(table));
 
 	if (operation == RS_OP_PUBLISH && !publishes_columns(table))
 		return from->publish_defaults;
-	if (table->column[RS_ROLE_RETRY_AFTER] == NULL)
-		return NULL;
-	if (operation == RS_OP_CLAIM_ROW)
-		return has_priority ? from->claim_row_by_level : from->claim_row_by_delay;
-	if (operation == RS_OP_CLAIM_PAYLOAD)
-		return has_priority ? from->claim_payload_by_level : from->claim_payload_by_delay;
-	if (operation == RS_OP_CANDIDATES)
-		return has_priority ? from->candidates_by_level : from->candidates_by_delay;
-	if (operation == RS_OP_FREE_CANDIDATES)
-		return has_priority ? from->free_candidates_by_level : from->free_candidates_by_delay;
+	for (const rs_catalogue_variant *variant = from->variants; variant->pieces != NULL; variant++)
+	{
+		if (variant->operation == operation &&
+			(variant->lines == 0 || (variant->lines & lines) != 0) &&
+			(variant->searches == 0 || (variant->searches & search) != 0))
+			return variant->pieces;
+	}
 	return NULL;
 }
 
 static bool
 is_claim(rs_operation operation)
 {
-	return operation >= RS_OP_CLAIM_ROW && operation <= RS_OP_CLAIM_PAYLOAD_BEHIND_PRIORITY;
+	return operation >= RS_OP_CLAIM_ROW && operation <= RS_OP_CLAIM_LINE_PAYLOAD;
 }
 
 /* The most pieces a claim has, what a lease puts around it included. */
-#define MAX_PIECES 8
+#define MAX_PIECES 10
 
 rs_statement
 rs_statement_render(rs_dialect dialect, rs_operation operation, int index, const rs_table *table,
@@ -95,23 +111,47 @@ rs_statement_render(rs_dialect dialect, rs_operation operation, int index, const
 }
 
 rs_statement
-rs_index_render(rs_dialect dialect, const rs_table *table, char *buffer, size_t size)
+rs_index_render(rs_dialect dialect, const rs_table *table, rs_index index, char *buffer,
+				size_t size)
 {
-	const char *pieces[] = {catalogues[dialect]->claim_index, NULL};
+	const char *pieces[] = {catalogues[dialect]->indexes[index], NULL};
 
 	return rs_template_render(table, NULL, pieces, buffer, size);
 }
 
-int
-rs_index_columns(const rs_table *table, rs_role *roles)
+bool
+rs_index_is_needed(const rs_table *table, rs_index index)
 {
-	static const rs_role order[] = {RS_ROLE_GROUP, RS_ROLE_PRIORITY, RS_ROLE_RETRY_AFTER,
-									RS_ROLE_ID};
+	rs_lines lines = rs_table_lines(table);
+
+	if (index == RS_INDEX_LINE)
+		return lines == RS_LINES_PARTITION_KEY;
+	if (index == RS_INDEX_LEASE)
+		return lines != RS_LINES_NONE && rs_table_form(table) == RS_FORM_LEASE;
+	return true;
+}
+
+int
+rs_index_columns(const rs_table *table, rs_index index, rs_role *roles)
+{
+	static const rs_role order[] = {RS_ROLE_GROUP,    RS_ROLE_PARTITION_KEY,
+									RS_ROLE_PRIORITY, RS_ROLE_RETRY_AFTER,
+									RS_ROLE_ID,       RS_ROLE_LOCKED_UNTIL};
+	static const unsigned has[RS_INDEX_COUNT] = {
+		[RS_INDEX_CLAIM] = 1u << RS_ROLE_GROUP | 1u << RS_ROLE_PRIORITY |
+						   1u << RS_ROLE_RETRY_AFTER | 1u << RS_ROLE_ID,
+		[RS_INDEX_LINE] = 1u << RS_ROLE_GROUP | 1u << RS_ROLE_PARTITION_KEY |
+						  1u << RS_ROLE_PRIORITY | 1u << RS_ROLE_RETRY_AFTER | 1u << RS_ROLE_ID,
+		[RS_INDEX_LEASE] = 1u << RS_ROLE_PARTITION_KEY | 1u << RS_ROLE_LOCKED_UNTIL,
+	};
+	unsigned wanted = has[index];
 	int count = 0;
 
+	if (index == RS_INDEX_LEASE && table->fifo)
+		wanted |= 1u << RS_ROLE_GROUP;
 	for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
 	{
-		if (table->column[order[i]] != NULL)
+		if (table->column[order[i]] != NULL && (wanted & 1u << order[i]) != 0)
 			roles[count++] = order[i];
 	}
 	return count;

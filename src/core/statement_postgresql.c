@@ -1,167 +1,61 @@
 /*-------------------------------------------------------------------------
  *
  * statement_postgresql.c
- *	  The SQL catalogue of PostgreSQL.
+ *	  The SQL catalogue of PostgreSQL; what looks for rows in several ranges
+ *	  is in search_postgresql.c.
  *
  *-------------------------------------------------------------------------
  */
-#include "catalogue.h"
+#include "fragments_postgresql.h"
 #include "headers_postgresql.h"
 
-/*
- * Rules for the templates (template.h says how they are written)
- * --------------------------------------------------------------
- *
- * Nothing may resolve through a user's search_path: operators, functions and
- * types are written with pg_catalog.  The queue's alias is ruststream_row, a
- * name that a user's column will not have, and its columns are read through it.
- *
- * Above each template stands the statement it makes of a table with every role
- * it mentions, each column named like its role, parameters by their names.
- */
+#define TAKE(carried) TAKE_FOUND(carried) TAKE_END
 
-/* Begins the WHERE clause at the first condition, and continues it at others. */
-#define WHERE "{ WHERE| AND}"
+/* The head of a FIFO group is the first of its rows, be it due or not. */
+#define CLAIM_HEAD(carried)                                                                        \
+	LINE_HEAD(CLAIMED(carried) PLACE)                                                              \
+	"SELECT ruststream_row.{id} FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED           \
+		CLAIM_ORDER " LIMIT 1" LINE_END
 
-#define READ_GROUP "[group:" WHERE " ruststream_row.{group} OPERATOR(pg_catalog.=) :group]"
-#define UNPROCESSED "[processed_at:" WHERE " ruststream_row.{processed_at} IS NULL]"
-#define THIS_ROW WHERE " ruststream_row.{id} OPERATOR(pg_catalog.=) :id"
+#define NEXT_GROUP(behind)                                                                         \
+	"SELECT ruststream_row.{group} FROM {table} AS ruststream_row{}" UNPROCESSED behind            \
+	" ORDER BY ruststream_row.{group} LIMIT 1"
+#define GROUPS_BEHIND WHERE " ruststream_row.{group} OPERATOR(pg_catalog.>) :group"
+#define GROUPS_BEHIND_LINE                                                                         \
+	WHERE " ruststream_row.{group} OPERATOR(pg_catalog.>) ruststream_line.line"
+#define WALK_GROUPS(behind)                                                                        \
+	WALK(NEXT_GROUP(behind), NEXT_GROUP(GROUPS_BEHIND_LINE))                                       \
+	"[retry_after:(SELECT ruststream_row.{retry_after} FROM {table} AS ruststream_row{}" WHERE     \
+	" ruststream_row.{group} OPERATOR(pg_catalog.=) ruststream_line.line" UNPROCESSED CLAIM_ORDER  \
+	" LIMIT 1)][!retry_after:NULL]::pg_catalog.timestamptz" END_WALK
 
-/* In the lease form: no live lease; and, for what its holder does, still this one. */
-#define UNLEASED                                                                                   \
-	"[locked_until:" WHERE " (ruststream_row.{locked_until} IS NULL OR"                            \
-	" ruststream_row.{locked_until} OPERATOR(pg_catalog.<=) :now)]"
-#define GUARD                                                                                      \
-	"[locked_until:" WHERE " (ruststream_row.{locked_until} OPERATOR(pg_catalog.=) :token OR"      \
-	" ruststream_row.{locked_until} OPERATOR(pg_catalog.=) :announced)]"
-#define END_LEASE "[locked_until:{locked_until} = NULL]"
+/* Counts what is selected by the text that follows, a part of "due" each. */
+#define COUNT                                                                                      \
+	"SELECT pg_catalog.count(*)"                                                                   \
+	"[retry_after: FILTER (WHERE ruststream_counted.due IS NULL"                                   \
+	" OR ruststream_counted.due OPERATOR(pg_catalog.<=) :now),"                                    \
+	" pg_catalog.count(*)"                                                                         \
+	" FILTER (WHERE ruststream_counted.due OPERATOR(pg_catalog.>) :now),"                          \
+	" pg_catalog.min(ruststream_counted.due)"                                                      \
+	" FILTER (WHERE ruststream_counted.due OPERATOR(pg_catalog.<=) :now)]"                         \
+	"[!retry_after:, 0::pg_catalog.int8, NULL::pg_catalog.timestamptz] FROM ("
+#define COUNTED                                                                                    \
+	"SELECT [retry_after:ruststream_row.{retry_after} AS due][!retry_after:1]"                     \
+	" FROM {table} AS ruststream_row{}"
+#define END_COUNT " LIMIT :limit) AS ruststream_counted"
+#define COUNT_GROUPS(which) COUNTED UNPROCESSED which " ORDER BY ruststream_row.{group}"
+#define BEFORE_DEAD WHERE " ruststream_row.{group} OPERATOR(pg_catalog.<) :dead_group"
+#define BEHIND_DEAD WHERE " ruststream_row.{group} OPERATOR(pg_catalog.>) :dead_group"
 
-/* The order of the index that rs_index_render makes, group aside. */
-#define CLAIM_ORDER                                                                                \
-	" ORDER BY[priority: ruststream_row.{priority} NULLS FIRST,]"                                  \
-	"[retry_after: ruststream_row.{retry_after} NULLS FIRST,] ruststream_row.{id}"
-
-/* A row that was inserted without an attempt is before its first. */
-#define ATTEMPT "COALESCE(ruststream_row.{attempt}, 1)"
-#define COUNT_ATTEMPT "{attempt} = " ATTEMPT " OPERATOR(pg_catalog.+) 1"
-
-/* The rows that this worker leaves alone for now, since they have just failed. */
-#define NOT_HELD WHERE " ruststream_row.{id} OPERATOR(pg_catalog.<>) ALL (:held)"
-
-/*
- * Headers are not cast: jsonb refuses what json lets pass, and a row must not
- * be able to break the claim that finds it.
- */
-#define CLAIMED(carried)                                                                           \
-	"ruststream_row.{id}, [attempt:" ATTEMPT "][!attempt:1]::pg_catalog.int8, "                    \
-	"[headers:ruststream_row.{headers}][!headers:NULL::pg_catalog.jsonb], " carried                \
-	", [priority:ruststream_row.{priority}][!priority:NULL]::pg_catalog.int8"                      \
-	", [retry_after:ruststream_row.{retry_after}][!retry_after:NULL::pg_catalog.timestamptz]"
-
-/* Row lock form: where the row is, to see whether it is changed within its claim's transaction. */
-#define PLACE "[!locked_until:, ruststream_row.tableoid, ruststream_row.ctid]"
-
-/* A claim locks what it finds; a candidate's key is what will be locked. */
-#define OF_CLAIM(carried) (CLAIMED(carried) PLACE, UNLEASED, " FOR UPDATE SKIP LOCKED")
-#define CLAIM_ROW OF_CLAIM("ruststream_row")
-#define CLAIM_PAYLOAD OF_CLAIM("ruststream_row.{payload}")
-#define OF_CANDIDATES ("ruststream_row.{id}, {key}", "", "")
-#define OF_FREE_CANDIDATES ("ruststream_row.{id}, {key}", KEY_IS_FREE, " FOR UPDATE SKIP LOCKED")
-
-/* NOT .. ANY, and not <> ALL, since only the former is hashed: the keys are read once. */
-#define KEY_IS_FREE                                                                                \
-	WHERE " NOT pg_catalog.hashtextextended({key}, 0) OPERATOR(pg_catalog.=) ANY ("                \
-		  "SELECT (k.classid::pg_catalog.int8 OPERATOR(pg_catalog.<<) 32)"                         \
-		  " OPERATOR(pg_catalog.|) k.objid::pg_catalog.int8 FROM pg_catalog.pg_locks AS k"         \
-		  " WHERE k.locktype OPERATOR(pg_catalog.=) 'advisory' AND k.granted"                      \
-		  " AND k.objsubid OPERATOR(pg_catalog.=) 1"                                               \
-		  " AND k.database OPERATOR(pg_catalog.=) (SELECT d.oid FROM pg_catalog.pg_database AS d"  \
-		  " WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database())"                 \
-		  " AND k.pid OPERATOR(pg_catalog.<>) pg_catalog.pg_backend_pid())"
-
-/* found: what is selected, a condition on it, and its locking clause. */
-#define FIND(found, which) FIND_OPENED(which, OPEN found)
-#define OPEN(...) __VA_ARGS__
-#define FIND_OPENED(...) FIND_PARTS(__VA_ARGS__)
-#define FIND_PARTS(which, selected, condition, locking)                                            \
-	"SELECT " selected " FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED which condition  \
-		NOT_HELD CLAIM_ORDER " LIMIT :limit" locking
-
-/*
- * A claim looks into one range of the index after the other, in claim order:
- * for each priority the rows without a delay, then those whose delay is over.
- * One scan that filters would read every row that waits, on each claim that
- * finds nothing else: a million scheduled tasks would cost a second a poll.
- * The ranges are read one by one, and no further than the limit; each priority
- * that rows have costs a few steps down the index, when nothing is due.
- */
-#define UNDELAYED WHERE " ruststream_row.{retry_after} IS NULL"
-#define COME_DUE WHERE " ruststream_row.{retry_after} OPERATOR(pg_catalog.<=) :now"
-#define OF_LEVEL WHERE " ruststream_row.{priority} OPERATOR(pg_catalog.=) ruststream_level.priority"
-
-#define FIND_UNDELAYED(found, which) FIND(found, which UNDELAYED)
-#define FIND_COME_DUE(found, which) FIND(found, which COME_DUE)
-#define FIND_BY_DELAY(found, which)                                                                \
-	"SELECT * FROM (" FIND_UNDELAYED(found, which) ") AS ruststream_undelayed UNION ALL SELECT * " \
-												   "FROM (" FIND_COME_DUE(                         \
-													   found, which) ") AS ruststream_come_due"
-
-/* The lowest of the priorities that are left, by one step down the index. */
-#define LEVEL(above)                                                                               \
-	"SELECT ruststream_row.{priority} FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED     \
-		above " ORDER BY ruststream_row.{priority} NULLS FIRST LIMIT 1"
-
-#define OF_A_PRIORITY WHERE " ruststream_row.{priority} IS NOT NULL"
-#define OF_NEXT_PRIORITY                                                                           \
-	WHERE " ruststream_row.{priority} OPERATOR(pg_catalog.>) ruststream_level.priority"
-#define LEVELS                                                                                     \
-	"WITH RECURSIVE ruststream_level (priority) AS ((" LEVEL(                                      \
-		OF_A_PRIORITY) ")"                                                                         \
-					   " UNION ALL SELECT (" LEVEL(                                                \
-						   OF_NEXT_PRIORITY) ")"                                                   \
-											 " FROM ruststream_level WHERE "                       \
-											 "ruststream_level.priority IS NOT NULL) "
-#define OF_EACH_LEVEL                                                                              \
-	" UNION ALL SELECT ruststream_found.* FROM ruststream_level CROSS JOIN LATERAL ("
-
-/*
- * The rows behind one that was claimed last, of its priority and without a
- * delay: conditions that lead the scan of the claim's index straight there.
- */
-#define BEHIND                                                                                     \
-	"[retry_after:" WHERE " ruststream_row.{retry_after} IS NULL]" WHERE                           \
-	" ruststream_row.{id} OPERATOR(pg_catalog.>) :id"
-#define OF_NO_PRIORITY "[priority:" WHERE " ruststream_row.{priority} IS NULL]"
-#define OF_PRIORITY WHERE " ruststream_row.{priority} OPERATOR(pg_catalog.=) :priority"
-
-/*
- * A row that is found and stamped in one statement is returned as it was before:
- * through what found it.
- */
-#define FOUND                                                                                      \
-	"WITH ruststream_found (id, attempt, headers, input, priority, retry_after) AS MATERIALIZED ("
-#define OF_FOUND                                                                                   \
-	" FROM ruststream_found WHERE ruststream_row.{id} OPERATOR(pg_catalog.=) ruststream_found.id"  \
-	" RETURNING ruststream_found.*"
-
-#define DUE                                                                                        \
-	"[retry_after:" WHERE " (ruststream_row.{retry_after} IS NULL OR"                              \
-	" ruststream_row.{retry_after} OPERATOR(pg_catalog.<=) :now)]"
-#define TAKE(carried)                                                                              \
-	FOUND "SELECT " CLAIMED(                                                                       \
-		carried) " FROM {table} AS ruststream_row{}" THIS_ROW READ_GROUP UNPROCESSED DUE WHERE     \
-				 " {key} OPERATOR(pg_catalog.=) :key FOR UPDATE SKIP LOCKED) "                     \
-				 "[attempt:UPDATE {table} AS ruststream_row SET " COUNT_ATTEMPT OF_FOUND "]"       \
-				 "[!attempt:SELECT ruststream_found.* FROM ruststream_found]"
+#define FIFO RS_WITH_LINES(RS_LINES_GROUP)
+#define KEYS RS_WITH_LINES(RS_LINES_PARTITION_KEY)
+#define NO_LINES RS_WITH_LINES(RS_LINES_NONE)
 
 /* Headers for {moved}. */
 #define MADE(headers)                                                                              \
 	"[headers: CROSS JOIN LATERAL (SELECT " headers ") AS ruststream_headers (ruststream_made)]"
 
 #define OF_THESE WHERE " ruststream_row.{id} OPERATOR(pg_catalog.=) ANY (:ids)"
-
-#define CLAIMING (RS_IN_FORM(RS_FORM_ROW_LOCK) | RS_IN_FORM(RS_FORM_LEASE))
-#define KEYED RS_IN_FORM(RS_FORM_ADVISORY_LOCK)
 
 static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	/*
@@ -179,12 +73,15 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 *
 	 * With it, see claims below.
 	 */
-	[RS_OP_CLAIM_ROW] = {.statements = {FIND(CLAIM_ROW, "")}, .forms = CLAIMING},
+	[RS_OP_CLAIM_ROW] = {.statements = {FIND(CLAIM_ROW, "")},
+						 .forms = CLAIMING,
+						 .lines = NO_LINES | KEYS},
 
 	/* The same, with ruststream_row."payload" in place of the row. */
 	[RS_OP_CLAIM_PAYLOAD] = {.statements = {FIND(CLAIM_PAYLOAD, "")},
 							 .needs = RS_ROLE_PAYLOAD,
-							 .forms = CLAIMING},
+							 .forms = CLAIMING,
+							 .lines = NO_LINES | KEYS},
 
 	/*
 	 * The same two, for rows behind the one that was claimed last:
@@ -201,17 +98,21 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 *     AND ruststream_row."priority" OPERATOR(pg_catalog.=) :priority
 	 */
 	[RS_OP_CLAIM_ROW_BEHIND] = {.statements = {FIND(CLAIM_ROW, OF_NO_PRIORITY BEHIND)},
-								.forms = CLAIMING},
+								.forms = CLAIMING,
+								.lines = NO_LINES},
 	[RS_OP_CLAIM_ROW_BEHIND_PRIORITY] = {.statements = {FIND(CLAIM_ROW, OF_PRIORITY BEHIND)},
 										 .needs = RS_ROLE_PRIORITY,
-										 .forms = CLAIMING},
+										 .forms = CLAIMING,
+										 .lines = NO_LINES},
 	[RS_OP_CLAIM_PAYLOAD_BEHIND] = {.statements = {FIND(CLAIM_PAYLOAD, OF_NO_PRIORITY BEHIND)},
 									.needs = RS_ROLE_PAYLOAD,
-									.forms = CLAIMING},
+									.forms = CLAIMING,
+									.lines = NO_LINES},
 	[RS_OP_CLAIM_PAYLOAD_BEHIND_PRIORITY] = {.statements = {FIND(CLAIM_PAYLOAD,
 																 OF_PRIORITY BEHIND)},
 											 .needs = RS_ROLE_PRIORITY,
-											 .forms = CLAIMING},
+											 .forms = CLAIMING,
+											 .lines = NO_LINES},
 
 	/*
 	 * SELECT ruststream_row."id", pg_catalog.concat(E'jobs-', ruststream_row."id")
@@ -221,12 +122,81 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 *
 	 * No row is locked: nothing of a candidate outlasts the statement.
 	 */
-	[RS_OP_CANDIDATES] = {.statements = {FIND(OF_CANDIDATES, "")}, .forms = KEYED},
+	[RS_OP_CANDIDATES] = {.statements = {FIND(OF_CANDIDATES, "")},
+						  .forms = KEYED,
+						  .any_form = KEYS},
 	[RS_OP_CANDIDATES_BEHIND] = {.statements = {FIND(OF_CANDIDATES, OF_NO_PRIORITY BEHIND)},
-								 .forms = KEYED},
+								 .forms = KEYED,
+								 .any_form = KEYS},
 	[RS_OP_CANDIDATES_BEHIND_PRIORITY] = {.statements = {FIND(OF_CANDIDATES, OF_PRIORITY BEHIND)},
 										  .needs = RS_ROLE_PRIORITY,
-										  .forms = KEYED},
+										  .forms = KEYED,
+										  .any_form = KEYS},
+
+	/*
+	 * The head of a line, with its guard held.  That of a FIFO group, due or not,
+	 * is found without a lock, for if it is locked no other may be taken:
+	 *
+	 * SELECT .. as a claim does ..
+	 * FROM "schema"."table" AS ruststream_row
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) (
+	 *         SELECT ruststream_row."id" FROM "schema"."table" AS ruststream_row
+	 *         WHERE ruststream_row."group" OPERATOR(pg_catalog.=) :group
+	 *             AND ruststream_row."processed_at" IS NULL
+	 *         ORDER BY .. LIMIT 1)
+	 *     AND ruststream_row."group" OPERATOR(pg_catalog.=) :group
+	 *     AND ruststream_row."processed_at" IS NULL
+	 *     AND (ruststream_row."retry_after" IS NULL
+	 *          OR ruststream_row."retry_after" OPERATOR(pg_catalog.<=) :now)
+	 *     AND ruststream_row."id" OPERATOR(pg_catalog.<>) ALL (:held)
+	 *     AND (SELECT ruststream_row."locked_until" FROM "schema"."table" AS ruststream_row
+	 *          WHERE ruststream_row."group" OPERATOR(pg_catalog.=) :group
+	 *              AND ruststream_row."processed_at" IS NULL
+	 *              AND ruststream_row."locked_until" OPERATOR(pg_catalog.>) :now
+	 *          ORDER BY ruststream_row."locked_until" LIMIT 1) IS NULL
+	 * FOR UPDATE SKIP LOCKED
+	 *
+	 * That of a partition key is in search_postgresql.c.
+	 */
+	[RS_OP_CLAIM_LINE_ROW] = {.statements = {CLAIM_HEAD("ruststream_row")},
+							  .forms = CLAIMING,
+							  .lines = FIFO | KEYS},
+	[RS_OP_CLAIM_LINE_PAYLOAD] = {.statements = {CLAIM_HEAD("ruststream_row.{payload}")},
+								  .needs = RS_ROLE_PAYLOAD,
+								  .forms = CLAIMING,
+								  .lines = FIFO | KEYS},
+
+	/*
+	 * The groups, one after the other, and when the head of each comes due; see
+	 * search_postgresql.c for the walk, which is the same.
+	 */
+	[RS_OP_LINES] = {.statements = {WALK_GROUPS("")}, .lines = FIFO | KEYS},
+	[RS_OP_LINES_BEHIND] = {.statements = {WALK_GROUPS(GROUPS_BEHIND)}, .lines = FIFO | KEYS},
+
+	/*
+	 * SELECT ruststream_row."retry_after"::pg_catalog.timestamptz,
+	 *     (.. the first "locked_until" of the group that is later than now ..)
+	 * FROM "schema"."table" AS ruststream_row
+	 * WHERE ruststream_row."group" OPERATOR(pg_catalog.=) :group
+	 *     AND ruststream_row."processed_at" IS NULL
+	 * ORDER BY .. LIMIT 1
+	 *
+	 * or, of a partition key, SELECT NULL, (..)
+	 */
+	[RS_OP_LINE_WAITS] = {.statements = {"SELECT [fifo:[retry_after:ruststream_row.{retry_after}]"
+										 "[!retry_after:NULL]][!fifo:NULL]::pg_catalog.timestamptz,"
+										 " [locked_until:" LINE_LEASE "][!locked_until:NULL]"
+										 "::pg_catalog.timestamptz"
+										 "[fifo: FROM {table} AS ruststream_row{}" READ_GROUP
+											 UNPROCESSED CLAIM_ORDER " LIMIT 1]"},
+						  .lines = FIFO | KEYS},
+
+	/* SELECT .. as a candidate .. WHERE ruststream_row."id" OPERATOR(pg_catalog.=) (.. the head ..)
+	 */
+	[RS_OP_LINE_CANDIDATE] = {.statements = {""}, .forms = KEYED, .lines = KEYS},
+	[RS_OP_LOOSE_CANDIDATE] = {.statements = {FIND(OF_LOOSE_CANDIDATES, "")},
+							   .forms = KEYED,
+							   .lines = KEYS},
 
 	/*
 	 * Of those the ones that can be had:
@@ -274,16 +244,15 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 *     ruststream_row."retry_after" NULLS FIRST, ruststream_row."id"
 	 * LIMIT 1
 	 *
-	 * In claim order, so that the claim's index serves it.  With priorities
-	 * that is not always the row that comes due first: a hint, beside
-	 * polling.
+	 * or, with priorities, the first of what this yields of each.
 	 */
 	[RS_OP_NEXT_DUE] =
 		{.statements = {"SELECT ruststream_row.{retry_after}"
 						" FROM {table} AS ruststream_row" READ_GROUP UNPROCESSED WHERE
 						" ruststream_row.{retry_after} OPERATOR(pg_catalog.>) :now" CLAIM_ORDER
 						" LIMIT 1"},
-		 .needs = RS_ROLE_RETRY_AFTER},
+		 .needs = RS_ROLE_RETRY_AFTER,
+		 .lines = NO_LINES | KEYS},
 
 	/*
 	 * SELECT 1 FROM "schema"."table" AS ruststream_row
@@ -532,19 +501,24 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	 * SELECT pg_catalog.count(*), 0::pg_catalog.int8, NULL::pg_catalog.timestamptz
 	 * FROM (SELECT 1 FROM .. the same .. LIMIT :limit) AS ruststream_counted
 	 */
-	[RS_OP_DEPTH] =
-		{.statements = {"SELECT pg_catalog.count(*)"
-						"[retry_after: FILTER (WHERE ruststream_counted.due IS NULL"
-						" OR ruststream_counted.due OPERATOR(pg_catalog.<=) :now),"
-						" pg_catalog.count(*)"
-						" FILTER (WHERE ruststream_counted.due OPERATOR(pg_catalog.>) :now),"
-						" pg_catalog.min(ruststream_counted.due)"
-						" FILTER (WHERE ruststream_counted.due OPERATOR(pg_catalog.<=) :now)"
-						" FROM (SELECT ruststream_row.{retry_after} AS due]"
-						"[!retry_after:, 0::pg_catalog.int8, NULL::pg_catalog.timestamptz"
-						" FROM (SELECT 1]"
-						" FROM {table} AS ruststream_row" READ_GROUP UNPROCESSED CLAIM_ORDER
-						" LIMIT :limit) AS ruststream_counted"}},
+	[RS_OP_DEPTH] = {.statements = {COUNT COUNTED READ_GROUP UNPROCESSED CLAIM_ORDER END_COUNT}},
+
+	/*
+	 * The same of every group, each in its turn: ORDER BY ruststream_row."group";
+	 * and of every other than that of dead letters, which may be long:
+	 *
+	 * .. FROM (SELECT * FROM (SELECT .. AND ruststream_row."group" OPERATOR(pg_catalog.<)
+	 * :dead_group ORDER BY ruststream_row."group" LIMIT :limit) AS ruststream_before UNION ALL
+	 * SELECT * FROM (.. OPERATOR(pg_catalog.>) ..) AS ruststream_behind LIMIT :limit) AS
+	 * ruststream_counted
+	 */
+	[RS_OP_DEPTH_ALL] = {.statements = {COUNT COUNT_GROUPS("") END_COUNT}, .lines = FIFO},
+	[RS_OP_DEPTH_ALIVE] = {.statements = {COUNT "SELECT * FROM (" COUNT_GROUPS(
+							   BEFORE_DEAD) " LIMIT :limit) AS ruststream_before"
+											" UNION ALL SELECT * FROM (" COUNT_GROUPS(
+												BEHIND_DEAD) " LIMIT :limit) AS "
+															 "ruststream_behind" END_COUNT},
+						   .lines = FIFO},
 
 	/*
 	 * SELECT pg_catalog.count(*)
@@ -568,52 +542,6 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 											   " FROM (SELECT 1 FROM {dest} LIMIT :limit)"
 											   " AS ruststream_counted"}},
 };
-
-/*
- * The claims of a table with retry_after; .. is the claim above, with the
- * condition and the rest of its order and limit.
- *
- * SELECT * FROM (.. ruststream_row."retry_after" IS NULL ..) AS ruststream_undelayed
- * UNION ALL SELECT * FROM (.. ruststream_row."retry_after" OPERATOR(pg_catalog.<=) :now ..)
- *     AS ruststream_come_due
- * LIMIT :limit
- *
- * and with priority as well
- *
- * WITH RECURSIVE ruststream_level (priority) AS (
- *     (SELECT ruststream_row."priority" FROM .. WHERE .. AND ruststream_row."priority" IS NOT NULL
- *      ORDER BY ruststream_row."priority" NULLS FIRST LIMIT 1)
- *     UNION ALL SELECT (SELECT .. AND ruststream_row."priority" OPERATOR(pg_catalog.>)
- *                              ruststream_level.priority ..)
- *     FROM ruststream_level WHERE ruststream_level.priority IS NOT NULL)
- * .. the two ranges of "priority" IS NULL, as above ..
- * UNION ALL SELECT ruststream_found.* FROM ruststream_level CROSS JOIN LATERAL (
- *     .. the two ranges of "priority" OPERATOR(pg_catalog.=) ruststream_level.priority ..
- *     LIMIT :limit) AS ruststream_found
- * WHERE ruststream_level.priority IS NOT NULL
- * LIMIT :limit
- */
-#define BY_DELAY(found)                                                                            \
-	{                                                                                              \
-		FIND_BY_DELAY(found, ""), " LIMIT :limit", NULL                                            \
-	}
-#define BY_LEVEL(found)                                                                            \
-	{                                                                                              \
-		LEVELS, FIND_BY_DELAY(found, OF_NO_PRIORITY), OF_EACH_LEVEL,                               \
-			FIND_BY_DELAY(found, OF_LEVEL),                                                        \
-			" LIMIT :limit) AS ruststream_found WHERE ruststream_level.priority IS NOT NULL "      \
-			"LIMIT :limit",                                                                        \
-			NULL                                                                                   \
-	}
-
-static const char *const postgresql_claim_row_by_delay[] = BY_DELAY(CLAIM_ROW);
-static const char *const postgresql_claim_payload_by_delay[] = BY_DELAY(CLAIM_PAYLOAD);
-static const char *const postgresql_candidates_by_delay[] = BY_DELAY(OF_CANDIDATES);
-static const char *const postgresql_claim_row_by_level[] = BY_LEVEL(CLAIM_ROW);
-static const char *const postgresql_claim_payload_by_level[] = BY_LEVEL(CLAIM_PAYLOAD);
-static const char *const postgresql_candidates_by_level[] = BY_LEVEL(OF_CANDIDATES);
-static const char *const postgresql_free_candidates_by_delay[] = BY_DELAY(OF_FREE_CANDIDATES);
-static const char *const postgresql_free_candidates_by_level[] = BY_LEVEL(OF_FREE_CANDIDATES);
 
 /*
  * The claims of a lease table; .. is the claim as in the row lock form.
@@ -645,24 +573,26 @@ static const char *const postgresql_publish_defaults[] = {
  * CREATE INDEX ON "schema"."table" ("group", "priority" NULLS FIRST,
  *     "retry_after" NULLS FIRST, "id") WHERE ("processed_at" IS NULL)
  *
- * rs_index_columns says the same in roles.
+ * and, of partition keys, (.. "partition_key", "priority" ..); of leases
+ *
+ * CREATE INDEX ON "schema"."table" ("group", "locked_until")
+ *     WHERE ("locked_until" IS NOT NULL)
+ *
+ * or ("partition_key", "locked_until").  rs_index_columns says the same in roles.
  */
-static const char postgresql_claim_index[] =
-	"CREATE INDEX ON {into} ([group:{group}, ][priority:{priority} NULLS FIRST, ]"
-	"[retry_after:{retry_after} NULLS FIRST, ]{id})[processed_at: WHERE ({processed_at} IS NULL)]";
+#define INDEX(first)                                                                               \
+	"CREATE INDEX ON {into} ([group:{group}, ]" first "[priority:{priority} NULLS FIRST, ]"        \
+	"[retry_after:{retry_after} NULLS FIRST, ]{id})[processed_at: WHERE ({processed_at} IS NULL)]"
 
 const rs_catalogue rs_postgresql_catalogue = {
 	.operations = postgresql_operations,
-	.claim_row_by_delay = postgresql_claim_row_by_delay,
-	.claim_payload_by_delay = postgresql_claim_payload_by_delay,
-	.candidates_by_delay = postgresql_candidates_by_delay,
-	.free_candidates_by_delay = postgresql_free_candidates_by_delay,
-	.claim_row_by_level = postgresql_claim_row_by_level,
-	.claim_payload_by_level = postgresql_claim_payload_by_level,
-	.candidates_by_level = postgresql_candidates_by_level,
-	.free_candidates_by_level = postgresql_free_candidates_by_level,
+	.variants = rs_postgresql_variants,
+	.publish_defaults = postgresql_publish_defaults,
 	.before_lease = postgresql_before_lease,
 	.after_lease = postgresql_after_lease,
-	.publish_defaults = postgresql_publish_defaults,
-	.claim_index = postgresql_claim_index,
+	.indexes = {[RS_INDEX_CLAIM] = INDEX(""),
+				[RS_INDEX_LINE] = INDEX("{partition_key}, "),
+				[RS_INDEX_LEASE] = "CREATE INDEX ON {into} ([fifo:{group}, ]"
+								   "[partition_key:{partition_key}, ]{locked_until})"
+								   " WHERE ({locked_until} IS NOT NULL)"},
 };

@@ -19,6 +19,16 @@ rs_table_form(const rs_table *table)
 	return RS_FORM_ROW_LOCK;
 }
 
+rs_lines
+rs_table_lines(const rs_table *table)
+{
+	if (table->fifo)
+		return RS_LINES_GROUP;
+	if (table->column[RS_ROLE_PARTITION_KEY] != NULL)
+		return RS_LINES_PARTITION_KEY;
+	return RS_LINES_NONE;
+}
+
 /* The first column that plays two roles; NULL where each plays one. */
 static const char *
 column_of_two_roles(const rs_table *table)
@@ -51,6 +61,8 @@ rs_table_check(const rs_table *table)
 		return (rs_problem){.code = RS_PROBLEM_FIFO_WITHOUT_GROUP};
 	if (table->fifo && table->lock_key != NULL)
 		return (rs_problem){.code = RS_PROBLEM_FIFO_ADVISORY};
+	if (table->fifo && table->column[RS_ROLE_PARTITION_KEY] != NULL)
+		return (rs_problem){.code = RS_PROBLEM_FIFO_PARTITION_KEY};
 	if (table->lock_key != NULL)
 		return rs_key_check(table->lock_key);
 	return (rs_problem){.code = RS_OK};

@@ -249,12 +249,13 @@ put_named_parameter(rendering *out, const char *name)
 	return name + length;
 }
 
-/* Has the table the role of this name, or is it the name of its form? */
+/* Has the table the role of this name, or is it fifo, or the name of its form? */
 static bool
 holds(const rs_table *table, const char *name, size_t length)
 {
 	return column_of(table, name, length) != NULL ||
 		   (is_word(name, length, "json") && table->headers_are_json) ||
+		   (table->fifo && is_word(name, length, "fifo")) ||
 		   is_word(name, length, rs_form_word(rs_table_form(table)));
 }
 

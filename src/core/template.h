@@ -19,7 +19,8 @@
  *	[role:text]			text, where the table has the role
  *	[!role:text]		text, where it has not
  *	[row_lock:text]		the same of the table's form
- *	[json:text]			the same where headers are json; all of these nest
+ *	[json:text]			the same where headers are json
+ *	[fifo:text]			the same of a fifo table; all of these nest
  *
  *-------------------------------------------------------------------------
  */

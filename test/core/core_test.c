@@ -50,6 +50,61 @@ static const named_table tables[] = {
 				 [RS_ROLE_PROCESSED_AT] = "processed_at",
 				 [RS_ROLE_HEADERS] = "headers",
 				 [RS_ROLE_PAYLOAD] = "payload"}}},
+	{"priorities and delays",
+	 {.schema = "app",
+	  .name = "level_jobs",
+	  .column = {[RS_ROLE_ID] = "id",
+				 [RS_ROLE_GROUP] = "group_name",
+				 [RS_ROLE_PRIORITY] = "priority",
+				 [RS_ROLE_RETRY_AFTER] = "retry_after",
+				 [RS_ROLE_ATTEMPT] = "attempt",
+				 [RS_ROLE_PAYLOAD] = "payload"}}},
+	{"fifo",
+	 {.schema = "app",
+	  .name = "fifo_jobs",
+	  .column = {[RS_ROLE_ID] = "id",
+				 [RS_ROLE_GROUP] = "group_name",
+				 [RS_ROLE_PRIORITY] = "priority",
+				 [RS_ROLE_RETRY_AFTER] = "retry_after",
+				 [RS_ROLE_PROCESSED_AT] = "processed_at",
+				 [RS_ROLE_PAYLOAD] = "payload"},
+	  .fifo = true,
+	  .only = true}},
+	{"fifo, nothing else",
+	 {.schema = "app",
+	  .name = "fifo_jobs",
+	  .column = {[RS_ROLE_ID] = "id", [RS_ROLE_GROUP] = "group_name"},
+	  .fifo = true}},
+	{"fifo, lease",
+	 {.schema = "app",
+	  .name = "fifo_jobs",
+	  .column = {[RS_ROLE_ID] = "id",
+				 [RS_ROLE_GROUP] = "group_name",
+				 [RS_ROLE_RETRY_AFTER] = "retry_after",
+				 [RS_ROLE_LOCKED_UNTIL] = "locked_until"},
+	  .fifo = true}},
+	{"partition key, nothing else",
+	 {.schema = "app",
+	  .name = "keyed_jobs",
+	  .column = {[RS_ROLE_ID] = "id", [RS_ROLE_PARTITION_KEY] = "customer"}}},
+	{"partition key, lease",
+	 {.schema = "app",
+	  .name = "keyed_jobs",
+	  .column = {[RS_ROLE_ID] = "id",
+				 [RS_ROLE_GROUP] = "group_name",
+				 [RS_ROLE_PARTITION_KEY] = "customer",
+				 [RS_ROLE_RETRY_AFTER] = "retry_after",
+				 [RS_ROLE_LOCKED_UNTIL] = "locked_until",
+				 [RS_ROLE_PAYLOAD] = "payload"}}},
+	{"partition key, advisory lock",
+	 {.schema = "app",
+	  .name = "keyed_jobs",
+	  .column = {[RS_ROLE_ID] = "id",
+				 [RS_ROLE_PARTITION_KEY] = "customer",
+				 [RS_ROLE_PRIORITY] = "priority",
+				 [RS_ROLE_RETRY_AFTER] = "retry_after",
+				 [RS_ROLE_ATTEMPT] = "attempt"},
+	  .lock_key = "jobs-{id}"}},
 	{"groups, nothing else",
 	 {.schema = "app",
 	  .name = "group_jobs",
@@ -312,7 +367,7 @@ print_statement(rs_statement statement, const char *text, size_t size)
 static void
 print_statements(const rs_table *table)
 {
-	char buffer[8192];
+	char buffer[16384];
 	rs_statement statement;
 	rs_role roles[RS_ROLE_COUNT];
 	int count;
@@ -329,13 +384,19 @@ print_statements(const rs_table *table)
 		}
 	}
 
-	printf("  index:");
-	count = rs_index_columns(table, roles);
-	for (int i = 0; i < count; i++)
-		printf(" %s", rs_role_word(roles[i]));
-	printf("\n");
-	statement = rs_index_render(RS_DIALECT_POSTGRESQL, table, buffer, sizeof(buffer));
-	print_statement(statement, buffer, sizeof(buffer));
+	for (int index = 0; index < RS_INDEX_COUNT; index++)
+	{
+		if (!rs_index_is_needed(table, (rs_index) index))
+			continue;
+		printf("  index:");
+		count = rs_index_columns(table, (rs_index) index, roles);
+		for (int i = 0; i < count; i++)
+			printf(" %s", rs_role_word(roles[i]));
+		printf("\n");
+		statement =
+			rs_index_render(RS_DIALECT_POSTGRESQL, table, (rs_index) index, buffer, sizeof(buffer));
+		print_statement(statement, buffer, sizeof(buffer));
+	}
 }
 
 static void
@@ -365,6 +426,9 @@ static const named_table described[] = {
 	{"fifo without a group", {.column = {[RS_ROLE_ID] = "id"}, .fifo = true}},
 	{"fifo with a lock key",
 	 {.column = {[RS_ROLE_ID] = "id", [RS_ROLE_GROUP] = "g"}, .fifo = true, .lock_key = "k"}},
+	{"fifo with a partition key",
+	 {.column = {[RS_ROLE_ID] = "id", [RS_ROLE_GROUP] = "g", [RS_ROLE_PARTITION_KEY] = "k"},
+	  .fifo = true}},
 	{"an empty lock key", {.column = {[RS_ROLE_ID] = "id"}, .lock_key = ""}},
 	{"a broken lock key", {.column = {[RS_ROLE_ID] = "id"}, .lock_key = "jobs-{id"}},
 };
@@ -548,7 +612,7 @@ test_backoff(void)
 static void
 check_buffer(const rs_table *table, const char *whole, size_t whole_length, size_t size)
 {
-	char buffer[8192];
+	char buffer[16384];
 	size_t kept = size == 0 ? 0 : size - 1;
 	rs_statement statement;
 
