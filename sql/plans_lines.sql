@@ -136,9 +136,10 @@ RESET plan_cache_mode;
 SELECT (SELECT count(*) FROM keys_ten WHERE xmax <> 0) + (SELECT count(*) FROM keys_many WHERE xmax <> 0)
 	+ (SELECT count(*) FROM keys_delayed WHERE xmax <> 0) AS locked;
 SELECT (SELECT count(*) FROM keys_ten), (SELECT count(*) FROM keys_many), (SELECT count(*) FROM keys_delayed);
--- a poll that finds nothing due
-DELETE FROM keys_delayed WHERE retry_after IS NULL;
-VACUUM keys_delayed;
+-- a poll that finds nothing due; with no dead rows in its way, which a snapshot of an autovacuum may keep
+CREATE TABLE waiting AS SELECT * FROM keys_delayed WHERE retry_after IS NOT NULL;
+TRUNCATE keys_delayed;
+INSERT INTO keys_delayed OVERRIDING SYSTEM VALUE SELECT * FROM waiting;
 :flush
 SELECT start('keys_delayed');
 CALL ruststream.drain('keys_delayed');
