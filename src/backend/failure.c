@@ -35,11 +35,11 @@ static const char insert_text[] =
 
 /*
  * In id order, the newest RS_FAILURES_KEPT of each subscription stay; those of
- * subscriptions that are gone go.
+ * subscriptions that are gone go.  Where that cuts is found once for each
+ * subscription: without MATERIALIZED it would be for each failure.
  */
 static const char prune_text[] =
-	"DELETE FROM ruststream.failure_history AS f "
-	"USING (SELECT d.subscription_id, "
+	"WITH c AS MATERIALIZED (SELECT d.subscription_id, "
 	"              (SELECT h.id FROM ruststream.failure_history AS h "
 	"               WHERE h.subscription_id OPERATOR(pg_catalog.=) d.subscription_id "
 	"               ORDER BY h.id DESC OFFSET " CppAsString2(
@@ -48,7 +48,8 @@ static const char prune_text[] =
 						  "                      WHERE s.id OPERATOR(pg_catalog.=) "
 						  "d.subscription_id) AS known "
 						  "       FROM (SELECT DISTINCT g.subscription_id FROM "
-						  "ruststream.failure_history AS g) AS d) AS c "
+						  "ruststream.failure_history AS g) AS d) "
+						  "DELETE FROM ruststream.failure_history AS f USING c "
 						  "WHERE f.subscription_id OPERATOR(pg_catalog.=) c.subscription_id "
 						  "  AND (f.id OPERATOR(pg_catalog.<=) c.cut OR NOT c.known)";
 
