@@ -247,6 +247,8 @@ CALL drain_hot(1);
 SELECT count(*), max(t.attempt), bool_and(t.at >= f.at + interval '200 ms') FROM tried AS t JOIN ruststream.failure AS f USING (id);
 CALL drain_hot(50);
 SELECT count(*), max(t.attempt), bool_and(t.at >= f.at + interval '200 ms') FROM tried AS t JOIN ruststream.failure AS f USING (id);
+-- It remembers 32 rows, so no more of them share a commit.
+SELECT max(n) FROM (SELECT count(*) AS n FROM ruststream.failure_history WHERE subscription = 'hot' GROUP BY xmin) AS commits;
 RESET client_min_messages;
 
 --

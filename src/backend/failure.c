@@ -35,23 +35,25 @@ static const char insert_text[] =
 
 /*
  * In id order, the newest RS_FAILURES_KEPT of each subscription stay; those of
- * subscriptions that are gone go.  It waits for nobody: what a transaction that is
- * still open has deleted (unsubscribe, or another prune) is that one's.
+ * subscriptions that are gone go.  Where that cuts is found once for each
+ * subscription: without MATERIALIZED it would be for each failure.  It waits for
+ * nobody: what a transaction that is still open has deleted (unsubscribe, or another
+ * prune) is that one's.
  */
 static const char prune_text[] =
-	"DELETE FROM ruststream.failure_history AS f "
-	"WHERE f.id OPERATOR(pg_catalog.=) ANY (ARRAY("
-	"SELECT o.id FROM ruststream.failure_history AS o "
-	"JOIN (SELECT d.subscription_id, "
-	"             (SELECT h.id FROM ruststream.failure_history AS h "
-	"              WHERE h.subscription_id OPERATOR(pg_catalog.=) d.subscription_id "
-	"              ORDER BY h.id DESC OFFSET " CppAsString2(
+	"WITH c AS MATERIALIZED (SELECT d.subscription_id, "
+	"              (SELECT h.id FROM ruststream.failure_history AS h "
+	"               WHERE h.subscription_id OPERATOR(pg_catalog.=) d.subscription_id "
+	"               ORDER BY h.id DESC OFFSET " CppAsString2(
 		RS_FAILURES_KEPT) " LIMIT 1) AS cut, "
-						  "             EXISTS (SELECT 1 FROM ruststream.subscription AS s "
-						  "                     WHERE s.id OPERATOR(pg_catalog.=) "
+						  "              EXISTS (SELECT 1 FROM ruststream.subscription AS s "
+						  "                      WHERE s.id OPERATOR(pg_catalog.=) "
 						  "d.subscription_id) AS known "
-						  "      FROM (SELECT DISTINCT g.subscription_id "
-						  "            FROM ruststream.failure_history AS g) AS d) AS c "
+						  "       FROM (SELECT DISTINCT g.subscription_id FROM "
+						  "ruststream.failure_history AS g) AS d) "
+						  "DELETE FROM ruststream.failure_history AS f "
+						  "WHERE f.id OPERATOR(pg_catalog.=) ANY (ARRAY("
+						  "SELECT o.id FROM c JOIN ruststream.failure_history AS o "
 						  "ON o.subscription_id OPERATOR(pg_catalog.=) c.subscription_id "
 						  "WHERE o.id OPERATOR(pg_catalog.<=) c.cut OR NOT c.known "
 						  "FOR UPDATE OF o SKIP LOCKED))";

@@ -245,30 +245,30 @@ deliver_next(RsWork *work, RsDelivery *delivery, bool is_first, RsSettled *settl
 
 /* ----------------------------------------------------------------- the commit */
 
-/* Does the row come back at once?  One that has failed is left alone by its worker. */
+/* Does the row come back at once? */
 static bool
 comes_back(const RsSettled *settled)
 {
 	return settled->settlement.outcome == RS_OUTCOME_RETRY && settled->error == NULL;
 }
 
-/* Will so many rows be left alone as can be, once it is committed? */
+/* Or is it, having failed, left alone by this worker? */
 static bool
-holds_most(const RsEngine *engine, const RsSettled *settled, int count)
+is_held(const RsSettled *settled)
 {
-	int held = engine->held_count;
-
-	for (int i = 0; i < count; i++)
-		held += settled[i].settlement.outcome == RS_OUTCOME_RETRY && settled[i].error != NULL;
-	return held >= RS_MAX_HELD;
+	return settled->settlement.outcome == RS_OUTCOME_RETRY && settled->error != NULL;
 }
 
-/* May the next row be delivered in the transaction of those before it? */
+/*
+ * May the next row be delivered in the transaction of those before it?  So many
+ * rows will be left alone once it is committed, and one of them had so many
+ * subtransactions.
+ */
 static bool
-may_go_on(const RsEngine *engine, const RsSettled *settled, int count, const RsDelivery *next,
+may_go_on(const RsEngine *engine, const RsSettled *last, const RsDelivery *next, int held,
 		  int most_subtransactions)
 {
-	return !comes_back(&settled[count - 1]) && !holds_most(engine, settled, count) &&
+	return !comes_back(last) && held < RS_MAX_HELD &&
 		   GetCurrentTimestamp() - next->claimed_at < engine->subscription->max_commit_wait &&
 		   has_room(most_subtransactions) && !rs_slot_stop_requested() &&
 		   engine->session->clean_within() && !rs_engine_is_outdated(engine) && is_as_claimed(next);
@@ -305,6 +305,7 @@ deliver_claimed(RsWork *work, RsDelivery *deliveries, int claimed)
 	RsEngine *engine = work->engine;
 	RsSettled *settled = MemoryContextAlloc(engine->commit_context, sizeof(RsSettled) * claimed);
 	int count = 0;
+	int held = engine->held_count;
 	int most = 0; /* subtransactions of a delivery */
 	int before;
 
@@ -315,8 +316,10 @@ deliver_claimed(RsWork *work, RsDelivery *deliveries, int claimed)
 			break;
 		most = Max(most, MyProc->subxidStatus.count - before);
 		engine->subtransactions = most;
+		held += is_held(&settled[count]);
 		count++;
-	} while (count < claimed && may_go_on(engine, settled, count, &deliveries[count], most));
+	} while (count < claimed &&
+			 may_go_on(engine, &settled[count - 1], &deliveries[count], held, most));
 
 	work->inserted = false;
 	(void) rs_take_step(work, RS_STEP_COMMIT);
