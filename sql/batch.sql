@@ -326,6 +326,23 @@ SELECT count(*) FROM told;
 SELECT id, sqlstate FROM failures();
 TRUNCATE effect;
 
+-- groups: a batch is of one, and its dead letters go to another -------------------------
+
+CREATE TABLE grouped (id bigint PRIMARY KEY, grp text NOT NULL, attempt int DEFAULT 1, payload jsonb);
+CREATE INDEX ON grouped (grp, id);
+SELECT ruststream.attach_queue('grouped', 'id', group_column => 'grp', attempt_column => 'attempt', payload_column => 'payload');
+CREATE FUNCTION of_group(jobs grouped[]) RETURNS ruststream.outcome[]
+LANGUAGE plpgsql AS $$
+BEGIN
+	RAISE NOTICE 'the handler has %', (SELECT string_agg(format('%s %s', j.grp, j.id), ', ') FROM unnest(jobs) AS j);
+	RETURN (SELECT array_agg(CASE WHEN j.payload IS NULL THEN ruststream.retry() ELSE ruststream.ack() END ORDER BY ordinality)
+		FROM unnest(jobs) WITH ORDINALITY AS j);
+END $$;
+SELECT ruststream.subscribe('a', 'grouped', 'of_group', workers => 0, batch_size => 3, max_attempts => 2, dead_letter => 'b');
+INSERT INTO grouped (id, grp, payload) VALUES (1, 'b', NULL), (2, 'a', NULL), (3, 'c', NULL), (4, 'a', '{}'), (5, 'a', NULL), (6, 'a', '{}');
+CALL ruststream.drain('a');
+SELECT id, grp, attempt FROM grouped ORDER BY id;
+
 -- rows that come back at once are left alone, however many ------------------------------
 
 CREATE TABLE bare (id bigint PRIMARY KEY, payload int);
