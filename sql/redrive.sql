@@ -147,6 +147,31 @@ SELECT ruststream.redrive('kept');
 SELECT count(*), min(id), max(id), max(attempt) FROM orders;
 DELETE FROM orders;
 
+-- Of a partitioned table: rows lie at the same places of its partitions.
+CREATE TABLE parted (LIKE orders) PARTITION BY HASH (id);
+CREATE TABLE parted_0 PARTITION OF parted FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+CREATE TABLE parted_1 PARTITION OF parted FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+SELECT ruststream.alter_subscription('orders', dead_letter => 'parted');
+INSERT INTO parted (id, attempt, headers, payload) SELECT i, 9, '{}', '{}' FROM generate_series(1, 40) AS i;
+SELECT ruststream.redrive('parted', 7);
+SELECT (SELECT count(*) FROM parted), array_agg(id ORDER BY id) FROM orders;
+SELECT ruststream.redrive('parted');
+SELECT (SELECT count(*) FROM parted), count(*) FROM orders;
+DELETE FROM orders;
+
+-- Dead letters among many rows: neither they nor the table are scanned for them.
+SELECT ruststream.alter_subscription('orders', dead_letter => 'kept');
+INSERT INTO jobs (group_name, payload) SELECT 'mail', '{}' FROM generate_series(1, 20000);
+INSERT INTO jobs (group_name, payload) SELECT 'dead', '{}' FROM generate_series(1, 10);
+SELECT pg_stat_force_next_flush();
+CREATE TABLE before AS SELECT coalesce(seq_scan, 0) AS seq_scan, coalesce(idx_tup_fetch, 0) AS fetched
+FROM pg_stat_user_tables WHERE relid = 'jobs'::regclass;
+SELECT ruststream.redrive('dead', subscription => 'mail');
+SELECT pg_stat_force_next_flush();
+SELECT t.seq_scan - b.seq_scan AS scans, t.idx_tup_fetch - b.fetched <= 50 AS few_fetched
+FROM pg_stat_user_tables AS t, before AS b WHERE t.relid = 'jobs'::regclass;
+DELETE FROM jobs;
+
 -- No name of ours is looked up on the caller's path.
 CREATE SCHEMA rs_trap;
 CREATE FUNCTION rs_trap.trap() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'caught'; END $$;

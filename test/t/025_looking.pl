@@ -204,7 +204,7 @@ BEGIN
 			INSERT INTO seen SELECT count(*) FROM ruststream.failure;
 			RETURN ruststream.ack();
 		WHEN 'cancel' THEN
-			RAISE query_canceled;
+			PERFORM pg_cancel_backend(pg_backend_pid()), pg_sleep(3600);
 		ELSE
 			RETURN ruststream.discard('because');
 	END CASE;
