@@ -243,6 +243,7 @@ END $$;
 SELECT ruststream.create_queue('plain', groups => true);
 SELECT refused($$SELECT ruststream.subscribe('plain', 'plain', 'work_kept', group_name => '*')$$);
 SELECT refused($$SELECT ruststream.subscribe('plain', 'jobs', 'work', group_name => 'x', dead_letter => 'x')$$);
+SELECT refused($$SELECT ruststream.subscribe('plain', 'plain', 'work_kept', dead_letter => '*')$$);
 CREATE TABLE bare (id int PRIMARY KEY, grp text, until timestamptz);
 SET client_min_messages = error;
 SELECT ruststream.attach_queue('bare', 'id', group_column => 'grp', fifo => true);
@@ -263,6 +264,12 @@ CREATE INDEX ON bare (grp, until);
 SELECT refused($$SELECT ruststream.subscribe('bare', 'bare', 'work_bare')$$);
 CREATE INDEX ON bare (grp, until) WHERE until IS NOT NULL;
 SELECT refused($$SELECT ruststream.subscribe('bare', 'bare', 'work_bare', workers => 0)$$);
+-- the name of a group is the name of its guard
+CREATE COLLATION any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+CREATE TABLE cased (id int PRIMARY KEY, grp text COLLATE any_case);
+SELECT refused($$SELECT ruststream.attach_queue('cased', 'id', group_column => 'grp', fifo => true)$$);
+SELECT refused($$SELECT ruststream.attach_queue('cased', 'id', partition_key_column => 'grp')$$);
+SELECT refused($$SELECT ruststream.attach_queue('cased', 'id', group_column => 'grp')$$);
 
 SET client_min_messages = error;
 DROP SCHEMA rs_fifo CASCADE;

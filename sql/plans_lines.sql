@@ -146,5 +146,39 @@ CALL ruststream.drain('keys_delayed');
 :flush
 SELECT blocks('keys_delayed') < 60 AS few;
 
+
+--
+-- Partitioned tables
+--
+CREATE TABLE fifo_parts (id bigint PRIMARY KEY, grp text, retry_after timestamptz) PARTITION BY HASH (id);
+CREATE TABLE fifo_parts_0 PARTITION OF fifo_parts FOR VALUES WITH (MODULUS 2, REMAINDER 0) WITH (autovacuum_enabled = false);
+CREATE TABLE fifo_parts_1 PARTITION OF fifo_parts FOR VALUES WITH (MODULUS 2, REMAINDER 1) WITH (autovacuum_enabled = false);
+CREATE INDEX ON fifo_parts (grp, retry_after NULLS FIRST, id);
+SELECT ruststream.attach_queue('fifo_parts', 'id', group_column => 'grp', retry_after_column => 'retry_after', fifo => true);
+CREATE FUNCTION handle_fifo_part(fifo_parts) RETURNS void LANGUAGE sql AS '';
+SELECT ruststream.subscribe('fifo_parts', 'fifo_parts', 'handle_fifo_part', workers => 0, group_name => '*');
+CREATE TABLE keys_parts (id bigint PRIMARY KEY, key int, priority int, retry_after timestamptz) PARTITION BY HASH (id);
+CREATE TABLE keys_parts_0 PARTITION OF keys_parts FOR VALUES WITH (MODULUS 2, REMAINDER 0) WITH (autovacuum_enabled = false);
+CREATE TABLE keys_parts_1 PARTITION OF keys_parts FOR VALUES WITH (MODULUS 2, REMAINDER 1) WITH (autovacuum_enabled = false);
+CREATE INDEX ON keys_parts (priority NULLS FIRST, retry_after NULLS FIRST, id);
+CREATE INDEX ON keys_parts (key, priority NULLS FIRST, retry_after NULLS FIRST, id);
+SELECT ruststream.attach_queue('keys_parts', 'id', priority_column => 'priority', partition_key_column => 'key', retry_after_column => 'retry_after');
+CREATE FUNCTION handle_keys_part(keys_parts) RETURNS void LANGUAGE sql AS '';
+SELECT ruststream.subscribe('keys_parts', 'keys_parts', 'handle_keys_part', workers => 0);
+CALL ruststream.drain('fifo_parts');
+CALL ruststream.drain('keys_parts');
+INSERT INTO fifo_parts SELECT i, i % 100 FROM generate_series(1, 20000) AS i;
+INSERT INTO keys_parts SELECT i, i % 100, i % 3 FROM generate_series(1, 20000) AS i;
+:flush
+SELECT scans() AS before \gset
+SELECT sum(idx_tup_read) AS tuples_before FROM pg_stat_user_indexes WHERE relname ~ 'parts' \gset
+CALL ruststream.drain('fifo_parts', 100);
+CALL ruststream.drain('keys_parts', 100);
+:flush
+SELECT scans() - :before AS sequential_scans;
+SELECT sum(idx_tup_read) - :tuples_before < 200 * 300 AS few FROM pg_stat_user_indexes WHERE relname ~ 'parts';
+SELECT (SELECT count(*) FROM fifo_parts WHERE xmax <> 0) + (SELECT count(*) FROM keys_parts WHERE xmax <> 0) AS locked,
+	(SELECT count(*) FROM fifo_parts), (SELECT count(*) FROM keys_parts);
+
 SET client_min_messages = error;
 DROP SCHEMA rs_plans_lines CASCADE;

@@ -135,13 +135,17 @@ take(RsWork *work, const RsCandidate *candidate)
 	return taken;
 }
 
-/* Was this candidate's key asked for already? */
+/* Was this candidate's key, or its guard, asked for already? */
 static bool
 is_known(const RsCandidate *candidates, int number)
 {
 	for (int i = 0; i < number; i++)
 	{
 		if (strcmp(candidates[i].key, candidates[number].key) == 0)
+			return true;
+		/* Of one partition key only the first may go. */
+		if (candidates[i].has_line && candidates[number].has_line &&
+			strcmp(candidates[i].guard, candidates[number].guard) == 0)
 			return true;
 	}
 	return false;

@@ -397,6 +397,11 @@ bind_dead_letter(const RsRow *row, RsSubscription *subscription)
 	policy->has_dead_letter =
 		policy->dead_letter_is_table || subscription->dead_letter_group != NULL;
 
+	if (subscription->dead_letter_group != NULL &&
+		strcmp(subscription->dead_letter_group, "*") == 0)
+		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				errmsg("dead_letter cannot be \"*\", which is every group"),
+				errhint("Name one group."));
 	if (subscription->dead_letter_group != NULL && subscription->group_name != NULL &&
 		strcmp(subscription->dead_letter_group, subscription->group_name) == 0)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),

@@ -253,7 +253,7 @@ wait_until(TimestampTz until, RsWorkerState state, uint32 wait_event)
  * published meanwhile has its wake-up behind it: so look again, soon and then less
  * and less often, until the poll interval is reached.
  */
-#define FIRST_LOOK_AGAIN 10000 /* microseconds */
+#define FIRST_LOOK_AGAIN INT64CONST(10000) /* microseconds */
 
 static TimestampTz
 next_look(RsEngine *engine)
