@@ -520,6 +520,11 @@ rs_claim_lines(RsEngine *engine, RsDelivery *deliveries, int limit)
 	RsLines *lines = lines_of(engine);
 	Search search = {.engine = engine, .deliveries = deliveries, .limit = limit};
 
+	/* As many rows are left alone as can be: another might fail as well. */
+	(void) rs_claim_held_until(engine);
+	if (engine->held_count == RS_MAX_HELD)
+		return 0;
+
 	if (rs_table_lines(&engine->subscription->queue.table) == RS_LINES_GROUP &&
 		!engine->subscription->every_group)
 		return claim_group(engine, deliveries);
