@@ -287,9 +287,12 @@ typedef struct RsSession
 	/*
 	 * Within a transaction that several deliveries share, after one of them:
 	 * remove what the handler left in the session, as far as that can be done
-	 * here.  False: there is something that only clean will remove.
+	 * here.  False: there is something that only clean will remove.  What the
+	 * session has before the first of them is no handler's (the guards of lines): that is
+	 * what remember_claimed is for, which keeps it in the given context; may be NULL.
 	 */
 	bool (*clean_within)(void);
+	void (*remember_claimed)(MemoryContext context);
 
 	/*
 	 * The transaction that a procedure begins in, and may end: no SPI, no

@@ -121,6 +121,9 @@ static const char session_state_text[] =
 /* Of each thing that the caller's session had before: its row, as one text. */
 static List *callers_state;
 
+/* The same of what it had after a claim whose deliveries share a commit. */
+static List *claims_state;
+
 /* The queries, prepared once a backend: they run with each delivery. */
 static SPIPlanPtr cursors_plan;
 static SPIPlanPtr session_state_plan;
@@ -166,34 +169,41 @@ state_row(uint64 row, char **columns)
 	return key.data;
 }
 
-static void
-remember_session_state(MemoryContext context)
+static List *
+read_session_state(MemoryContext context)
 {
 	uint64 rows = read_rows(&session_state_plan, session_state_text);
+	List *state = NIL;
 
-	callers_state = NIL;
 	for (uint64 i = 0; i < rows; i++)
 	{
 		char *columns[STATE_COLUMNS];
 		char *key = state_row(i, columns);
 		MemoryContext save = MemoryContextSwitchTo(context);
 
-		callers_state = lappend(callers_state, pstrdup(key));
+		state = lappend(state, pstrdup(key));
 		MemoryContextSwitchTo(save);
 	}
+	return state;
 }
 
 static bool
-is_callers(const char *key)
+is_in(const List *state, const char *key)
 {
 	ListCell *cell;
 
-	foreach (cell, callers_state)
+	foreach (cell, state)
 	{
 		if (strcmp(lfirst(cell), key) == 0)
 			return true;
 	}
 	return false;
+}
+
+static bool
+is_callers(const char *key)
+{
+	return is_in(callers_state, key);
 }
 
 static void
@@ -277,10 +287,17 @@ drain_clean_within(void)
 		char *columns[STATE_COLUMNS];
 
 		SPI_tuptable = state;
-		is_clean = is_callers(state_row(i, columns));
+		is_clean = is_in(claims_state, state_row(i, columns));
 	}
 	SPI_freetuptable(state);
 	return is_clean;
+}
+
+static void
+drain_remember_claimed(MemoryContext context)
+{
+	claims_state = read_session_state(context);
+	SPI_freetuptable(SPI_tuptable);
 }
 
 /* Undo what a handler left in the caller's session, and nothing the caller had. */
@@ -477,6 +494,7 @@ static const RsSession drain_session = {
 	.rethrows_cancel = true,
 	.is_process = false,
 	.clean_within = drain_clean_within,
+	.remember_claimed = drain_remember_claimed,
 	.begin_procedure = drain_begin_procedure,
 	.commit_procedure = drain_commit_procedure,
 	.rollback_procedure = drain_rollback_procedure,
@@ -651,7 +669,8 @@ rs_sql_drain(PG_FUNCTION_ARGS)
 	MemoryContextDelete(subscription->context);
 
 	connect_spi(NULL);
-	remember_session_state(PortalContext);
+	callers_state = read_session_state(PortalContext);
+	claims_state = NIL;
 	rs_engine_init(&engine, &drain_session, id, PortalContext);
 	/* The caller's transaction has a snapshot; ours begin without one. */
 	SPI_commit();

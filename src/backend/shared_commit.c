@@ -368,6 +368,8 @@ rs_deliver_sharing(RsWork *work)
 		rs_finish(work);
 		return RS_PROGRESS_DELIVERED;
 	}
+	if (engine->session->remember_claimed != NULL)
+		engine->session->remember_claimed(engine->commit_context);
 	work->sharing = claimed;
 	deliver_claimed(work, deliveries, claimed);
 	return RS_PROGRESS_DELIVERED;
