@@ -38,10 +38,13 @@ typedef struct rs_catalogue
 	const char *const *candidates_by_level;
 	const char *before_lease;
 	const char *after_lease;
+	const char *before_candidate; /* NULL: nothing */
 	const char *const *publish_defaults;
 	const char *claim_index;
+	const char *lease_index; /* NULL: none is needed */
 } rs_catalogue;
 
 extern const rs_catalogue rs_postgresql_catalogue;
+extern const rs_catalogue rs_sqlite_catalogue;
 
 #endif /* RUSTSTREAM_CATALOGUE_H */

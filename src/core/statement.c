@@ -11,6 +11,7 @@
 
 static const rs_catalogue *const catalogues[RS_DIALECT_COUNT] = {
 	[RS_DIALECT_POSTGRESQL] = &rs_postgresql_catalogue,
+	[RS_DIALECT_SQLITE] = &rs_sqlite_catalogue,
 };
 
 int
@@ -77,10 +78,12 @@ rs_statement_render(rs_dialect dialect, rs_operation operation, int index, const
 	int count = 0;
 
 	if (index < 0 || index >= rs_statement_count(dialect, operation, table))
-		return rs_template_render(table, destination, pieces, buffer, size);
+		return rs_template_render(dialect, table, destination, pieces, buffer, size);
 
 	if (stamps)
 		pieces[count++] = from->before_lease;
+	else if (operation == RS_OP_CANDIDATES && from->before_candidate != NULL)
+		pieces[count++] = from->before_candidate;
 	variant = variant_for(from, operation, table);
 	if (variant == NULL)
 		pieces[count++] = from->operations[operation].statements[index];
@@ -89,7 +92,7 @@ rs_statement_render(rs_dialect dialect, rs_operation operation, int index, const
 			pieces[count++] = *variant;
 	if (stamps)
 		pieces[count++] = from->after_lease;
-	return rs_template_render(table, destination, pieces, buffer, size);
+	return rs_template_render(dialect, table, destination, pieces, buffer, size);
 }
 
 rs_statement
@@ -97,7 +100,18 @@ rs_index_render(rs_dialect dialect, const rs_table *table, char *buffer, size_t 
 {
 	const char *pieces[] = {catalogues[dialect]->claim_index, NULL};
 
-	return rs_template_render(table, NULL, pieces, buffer, size);
+	return rs_template_render(dialect, table, NULL, pieces, buffer, size);
+}
+
+rs_statement
+rs_lease_index_render(rs_dialect dialect, const rs_table *table, char *buffer, size_t size)
+{
+	bool asks = table->fifo || table->column[RS_ROLE_PARTITION_KEY] != NULL;
+	const char *pieces[] = {NULL, NULL};
+
+	if (asks && table->column[RS_ROLE_LOCKED_UNTIL] != NULL)
+		pieces[0] = catalogues[dialect]->lease_index;
+	return rs_template_render(dialect, table, NULL, pieces, buffer, size);
 }
 
 int
