@@ -181,10 +181,18 @@ after_transient_failure(rs_work *work)
 		worker->transient_id = id != NULL ? strdup(id) : NULL;
 		worker->transient_count = 0;
 	}
-	if (++worker->transient_count < TRANSIENT_LIMIT || id == NULL)
+	if (++worker->transient_count < TRANSIENT_LIMIT)
 	{
 		rs_give_back(work);
 		return RS_PROGRESS_TRANSIENT;
+	}
+	if (id == NULL)
+	{
+		/* The claim itself, of no row in particular: whoever runs the worker is to know. */
+		rs_give_back(work);
+		worker->transient_count = 0;
+		worker->handle->error = work->error;
+		return RS_PROGRESS_BROKEN;
 	}
 	settle_by_policy(work, work->stage == RS_STAGE_SETTLE ? RS_CAUSE_SETTLE_ERROR : RS_CAUSE_ERROR);
 	return RS_PROGRESS_DELIVERED;

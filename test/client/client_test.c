@@ -438,8 +438,8 @@ test_busy(void)
 	subscribe(db, "leased", 0, 0);
 	(void) sql("INSERT INTO leased (payload) VALUES ('a'), ('b')");
 	ruststream_close(db);
-	/* A hundredth of a second each: what is not had by then is transient, and tried again. */
-	(void) snprintf(url, sizeof(url), "sqlite:%s?busy_timeout=10", path);
+	/* A tenth of a second each: what is not had by then is transient, and tried again. */
+	(void) snprintf(url, sizeof(url), "sqlite:%s?busy_timeout=100", path);
 	(void) pthread_create(&thread, NULL, hold_write_lock, &held);
 	while (atomic_load(&held) == 0)
 		wait_ms(1);
@@ -453,6 +453,36 @@ test_busy(void)
 		   " (SELECT count(*) FROM ruststream_failure) FROM effect"),
 	   "2/0/0", "a busy database is waited out, and no task is lost or failed for it");
 	ok(atoi(sql("SELECT transient FROM ruststream_counter")) > 0, "which the counters show");
+	(void) snprintf(url, sizeof(url), "sqlite:%s", path);
+}
+
+/* Nothing is said to be done where nothing could be. */
+static void
+test_busy_for_good(void)
+{
+	ruststream *db = begin();
+	ruststream_worker *worker;
+	sqlite3 *other;
+	bool delivered = true;
+
+	subscribe(db, "leased", 0, 0);
+	(void) sql("INSERT INTO leased (payload) VALUES ('a')");
+	ruststream_close(db);
+	(void) snprintf(url, sizeof(url), "sqlite:%s?busy_timeout=5", path);
+	db = open_db();
+	must(db, ruststream_worker_open(db, "s", by_payload, NULL, &worker));
+	(void) sqlite3_open(path, &other);
+	(void) sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL);
+	ok(ruststream_worker_run(worker, RUSTSTREAM_DRAIN) == RUSTSTREAM_BUSY,
+	   "a drain gives up on a database that stays locked");
+	ok(ruststream_worker_step(worker, &delivered) == RUSTSTREAM_BUSY && !delivered,
+	   "so does a step");
+	(void) sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL);
+	ok(ruststream_worker_step(worker, &delivered) == RUSTSTREAM_OK && delivered,
+	   "and goes on when it is free");
+	(void) sqlite3_close(other);
+	ruststream_worker_close(worker);
+	ruststream_close(db);
 	(void) snprintf(url, sizeof(url), "sqlite:%s", path);
 }
 
@@ -804,6 +834,7 @@ main(int argc, char **argv)
 	test_failed_ack();
 	test_deferred();
 	test_busy();
+	test_busy_for_good();
 	test_snapshot();
 	test_interrupt("leased");
 	test_interrupt("keyed");
