@@ -81,6 +81,7 @@ have_new_session(rs_work *work)
 
 	work->key = NULL;
 	work->partition = NULL;
+	worker->is_loaded = false; /* what else the session is to have it gets when it is taken up */
 	if (rs_reconnect(worker->handle) != RUSTSTREAM_OK)
 		return false;
 	worker->handle->session->table = &worker->plan.table;
@@ -234,7 +235,6 @@ rs_recover(rs_work *work, rs_result result)
 		rs_stop_lease(work);
 		if (have_new_session(work))
 			return after_transient_failure(work);
-		work->worker->is_loaded = false;
 		work->worker->handle->error = work->error;
 		return RS_PROGRESS_BROKEN;
 	}

@@ -524,6 +524,55 @@ test_snapshot(void)
 	is(sql("SELECT count(*) FROM ruststream_failure"), "0", "without being a failure");
 }
 
+static void
+test_transient_limit(void)
+{
+	ruststream *db = begin();
+	ruststream_worker *worker;
+	atomic_int times = -1000; /* as good as always */
+	bool delivered;
+
+	subscribe(db, "leased", 0, 0);
+	(void) sql("INSERT INTO leased (payload) VALUES ('a')");
+	must(db, ruststream_worker_open(db, "s", read_then_write, &times, &worker));
+	must(db, ruststream_worker_step(worker, &delivered));
+	ruststream_worker_close(worker);
+	ruststream_close(db);
+	ok(delivered && atomic_load(&times) == -990,
+	   "the tenth transient failure in a row is ordinary");
+	is(sql("SELECT count(*) || '/' || (SELECT retry_after IS NOT NULL AND locked_until IS NULL FROM"
+		   " leased) || '/' || (SELECT count(*) FROM effect WHERE what = 'late') FROM"
+		   " ruststream_failure"),
+	   "1/1/0", "it is recorded once, delayed, and has left nothing");
+}
+
+static void
+test_dead_collision(void)
+{
+	ruststream *db = begin();
+	const ruststream_subscription subscription = {
+		.name = "s", .queue = "leased", .dead_letter = "dead", .on_error = "dead_letter"};
+	ruststream_worker *worker;
+	bool delivered;
+
+	(void) sql("CREATE TABLE dead (id INTEGER PRIMARY KEY, payload TEXT, attempt INTEGER,"
+			   " retry_after TEXT, locked_until TEXT, extra TEXT DEFAULT 'none');"
+			   "INSERT INTO dead (id) VALUES (1); INSERT INTO leased (payload) VALUES ('fail'), "
+			   "('fail')");
+	must(db, ruststream_subscribe(db, &subscription));
+	must(db, ruststream_worker_open(db, "s", by_payload, NULL, &worker));
+	must(db, ruststream_worker_step(worker, &delivered));
+	must(db, ruststream_worker_step(worker, &delivered));
+	ruststream_worker_close(worker);
+	ruststream_close(db);
+	is(sql("SELECT group_concat(id || '/' || attempt || '/' || (retry_after IS NOT NULL) || '/' ||"
+		   " (locked_until IS NULL)) FROM leased"),
+	   "1/2/1/1", "a dead letter whose id is there already comes back, and waits");
+	is(sql("SELECT group_concat(id || ifnull(payload, '') || ifnull(attempt, '') || extra) FROM"
+		   " (SELECT * FROM dead ORDER BY id)"),
+	   "1none,2fail2none", "others are moved with all their columns, and the defaults of more");
+}
+
 /* --------------------------------------------------------------- stopping */
 
 static ruststream_worker *running;
@@ -695,6 +744,59 @@ test_threads(void)
 	ruststream_close(db);
 }
 
+/* Rows of one group, or of one key, in order and one at a time, by several workers. */
+static ruststream_outcome
+in_turn(ruststream_delivery *delivery, void *arg)
+{
+	int now = atomic_fetch_add(&in_work, 1) + 1;
+
+	(void) arg;
+	if (now > atomic_load(&most_in_work))
+		atomic_store(&most_in_work, now);
+	wait_ms(2);
+	write_effect(delivery);
+	atomic_fetch_sub(&in_work, 1);
+	return strcmp(delivery->payload, "7") == 0 && delivery->attempt == 1 ? RUSTSTREAM_RETRY
+																		 : RUSTSTREAM_ACK;
+}
+
+static void
+test_order(bool fifo)
+{
+	ruststream *db = begin();
+	const ruststream_queue queue = {.table = "ordered",
+									.id_column = "id",
+									.group_column = fifo ? "k" : NULL,
+									.partition_key_column = fifo ? NULL : "k",
+									.attempt_column = "attempt",
+									.locked_until_column = "locked_until",
+									.payload_column = "payload",
+									.fifo = fifo,
+									.create_index = true};
+	char done[512];
+
+	(void) sql("CREATE TABLE ordered (id INTEGER PRIMARY KEY, k TEXT DEFAULT 's', payload TEXT,"
+			   " attempt INTEGER, locked_until TEXT);"
+			   "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 30)"
+			   " INSERT INTO ordered (payload) SELECT i FROM n");
+	must(db, ruststream_describe(db, &queue));
+	subscribe(db, "ordered", 0, 0);
+	atomic_store(&most_in_work, 0);
+	do
+		drain_together(in_turn);
+	while (strcmp(sql("SELECT count(*) FROM ordered"), "0") != 0);
+	ok(atomic_load(&most_in_work) == 1,
+	   fifo ? "one row of a FIFO group at a time" : "one row of a partition key at a time");
+	(void) snprintf(
+		done, sizeof(done), "%s",
+		sql("SELECT group_concat(what) FROM (SELECT what FROM effect ORDER BY number)"));
+	is(done,
+	   sql("WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 30)"
+		   " SELECT group_concat(i) FROM n"),
+	   "in order, a retried one included");
+	ruststream_close(db);
+}
+
 static void
 test_second_process(void)
 {
@@ -836,12 +938,16 @@ main(int argc, char **argv)
 	test_busy();
 	test_busy_for_good();
 	test_snapshot();
+	test_transient_limit();
+	test_dead_collision();
 	test_interrupt("leased");
 	test_interrupt("keyed");
 	test_timeout();
 	test_sql_timeout();
 	test_threads();
 	test_keys();
+	test_order(true);
+	test_order(false);
 	test_second_process();
 	test_errors();
 	return done_testing();
