@@ -573,6 +573,50 @@ test_dead_collision(void)
 	   "1none,2fail2none", "others are moved with all their columns, and the defaults of more");
 }
 
+/* What must survive a rollback goes through another handle, and on SQLite before the first write.
+ */
+static ruststream_outcome
+publishes_apart(ruststream_delivery *delivery, void *arg)
+{
+	const ruststream_task task = {.table = "leased", .payload = "apart", .payload_length = 5};
+	bool writes_first = strcmp(delivery->payload, "late") == 0;
+	ruststream *other;
+
+	if (strcmp(delivery->payload, "apart") == 0)
+		return RUSTSTREAM_ACK;
+	if (writes_first)
+		write_effect(delivery);
+	if (ruststream_open(arg, &other) == RUSTSTREAM_OK)
+		ok(ruststream_publish(other, &task, NULL, 0) ==
+			   (writes_first ? RUSTSTREAM_BUSY : RUSTSTREAM_OK),
+		   writes_first ? "a write that is to survive is told when it comes too late"
+						: "a write that is to survive goes through another handle");
+	if (writes_first)
+		ok(strstr(ruststream_message(other), "stayed locked") != NULL &&
+			   strstr(ruststream_hint(other), "delivery") != NULL,
+		   "and why");
+	ruststream_close(other);
+	return RUSTSTREAM_DISCARD;
+}
+
+static void
+test_apart(void)
+{
+	ruststream *db = begin();
+	ruststream_worker *worker;
+	char other[700];
+
+	subscribe(db, "leased", 0, 0);
+	(void) snprintf(other, sizeof(other), "%s?busy_timeout=50", url);
+	(void) sql("INSERT INTO leased (payload) VALUES ('early'), ('late')");
+	must(db, ruststream_worker_open(db, "s", publishes_apart, other, &worker));
+	must(db, ruststream_worker_run(worker, RUSTSTREAM_DRAIN));
+	ruststream_worker_close(worker);
+	ruststream_close(db);
+	is(sql("SELECT acked || '/' || discarded FROM ruststream_counter"), "1/2",
+	   "what was published apart is delivered, though its publisher was discarded");
+}
+
 /* --------------------------------------------------------------- stopping */
 
 static ruststream_worker *running;
@@ -940,6 +984,7 @@ main(int argc, char **argv)
 	test_snapshot();
 	test_transient_limit();
 	test_dead_collision();
+	test_apart();
 	test_interrupt("leased");
 	test_interrupt("keyed");
 	test_timeout();
