@@ -533,8 +533,8 @@ rest_held(ruststream_worker *worker)
 
 	if (next == INT64_MAX)
 		return;
-	wait_for(worker, next - now < worker->plan.poll_interval ? next - now
-															 : worker->plan.poll_interval);
+	wait_for(worker,
+			 next - now < worker->plan.poll_interval ? next - now : worker->plan.poll_interval);
 }
 
 /* One turn; false: this is the end. */
