@@ -116,7 +116,7 @@ is(sql('SELECT state FROM ruststream_status'), 'paused', 'and says so');
 run('resume', $url, 'sql');
 ($code, $out) = run('work', $url, '--drain', '--json');
 is($out, qq({"delivered":1,"failed":0}\n), 'the counts in JSON');
-ok(!eval { sql("INSERT INTO ruststream_queue (name, id_column) VALUES ('effect', 'number')"); 1 }, 'SQL is refused the row lock form as well');
+ok(refuses("INSERT INTO ruststream_queue (name, id_column) VALUES ('effect', 'number')"), 'SQL is refused the row lock form as well');
 run('unsubscribe', $url, 'sql');
 
 # ------------------------------------------------------------------- publishing
