@@ -444,7 +444,7 @@ read_number(void *arg, const rs_value *columns, int count)
 	return false;
 }
 
-/* Changes when another connection has committed. */
+/* Changes when another connection has committed; what was so before the first look is new. */
 static int64_t
 data_version(rs_session *base)
 {
@@ -472,11 +472,8 @@ wait_idle(rs_session *base, int stop_fd, int64_t ms)
 
 		if (version != session->data_version)
 		{
-			bool first = session->data_version == 0;
-
 			session->data_version = version;
-			if (!first)
-				return RS_DONE;
+			return RS_DONE;
 		}
 		if (poll(&stop, 1, slice) != 0)
 			return RS_DONE;
