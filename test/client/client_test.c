@@ -248,13 +248,13 @@ test_outcomes(void)
 
 static atomic_int calls;
 
-/* Blocks for more than three leases of a second. */
+/* Blocks for two and a half leases of two seconds, so for five half ones. */
 static ruststream_outcome
 slow(ruststream_delivery *delivery, void *arg)
 {
 	(void) arg;
 	atomic_fetch_add(&calls, 1);
-	wait_ms(3400);
+	wait_ms(5200);
 	write_effect(delivery);
 	return RUSTSTREAM_ACK;
 }
@@ -278,16 +278,16 @@ test_long_handler(void)
 	ruststream *db = begin();
 	pthread_t thread;
 
-	subscribe(db, "leased", 1000, 0);
+	subscribe(db, "leased", 2000, 0);
 	(void) sql("INSERT INTO leased (payload) VALUES ('long')");
 	atomic_store(&calls, 0);
 	(void) pthread_create(&thread, NULL, drain_in_thread, (void *) (uintptr_t) slow);
 	while (atomic_load(&calls) == 0)
 		wait_ms(5);
-	for (int i = 0; i < 30; i++)
+	for (int i = 0; i < 60; i++)
 	{
 		drain_in_thread((void *) (uintptr_t) slow);
-		wait_ms(50);
+		wait_ms(75);
 	}
 	(void) pthread_join(thread, NULL);
 	ok(atomic_load(&calls) == 1, "a handler outlives several leases, and nobody else gets its row");
