@@ -354,7 +354,7 @@ rs_queue_missing_indexes(const RsQueue *queue)
 
 	for (int i = 0; i < RS_INDEX_COUNT; i++)
 	{
-		if (rs_index_is_needed(&queue->table, (rs_index) i) &&
+		if (rs_index_is_needed(RS_DIALECT_POSTGRESQL, &queue->table, (rs_index) i) &&
 			!has_index(relation, (rs_index) i, queue))
 			missing = lappend(missing, index_sql(&queue->table, (rs_index) i));
 	}

@@ -56,9 +56,11 @@ typedef struct rs_catalogue
 	const char *const *publish_defaults;  /* where there is no column to fill */
 	const char *before_lease;
 	const char *after_lease;
-	const char *indexes[RS_INDEX_COUNT];
+	const char *before_candidate;        /* NULL: nothing */
+	const char *indexes[RS_INDEX_COUNT]; /* NULL: not needed in this dialect */
 } rs_catalogue;
 
 extern const rs_catalogue rs_postgresql_catalogue;
+extern const rs_catalogue rs_sqlite_catalogue;
 
 #endif /* RUSTSTREAM_CATALOGUE_H */

@@ -57,7 +57,17 @@
 	X(RS_ISOLATION_REPEATABLE_READ, "repeatable read")                                             \
 	X(RS_ISOLATION_SERIALIZABLE, "serializable")
 
-#define RS_DIALECTS(X) X(RS_DIALECT_POSTGRESQL, "postgresql")
+/* When a transaction takes SQLite's write lock, which is what its levels come to. */
+#define RS_MODES(X)                                                                                \
+	X(RS_MODE_DEFAULT, "default")                                                                  \
+	X(RS_MODE_DEFERRED, "deferred")                                                                \
+	X(RS_MODE_IMMEDIATE, "immediate")                                                              \
+	X(RS_MODE_EXCLUSIVE, "exclusive")
+
+#define RS_DIALECTS(X)                                                                             \
+	X(RS_DIALECT_POSTGRESQL, "postgresql")                                                         \
+	X(RS_DIALECT_SQLITE, "sqlite")                                                                 \
+	X(RS_DIALECT_MYSQL, "mysql") /* MariaDB speaks it, too */
 
 #define RS_BACKOFFS(X)                                                                             \
 	X(RS_BACKOFF_CONSTANT, "constant")                                                             \
@@ -106,6 +116,11 @@ typedef enum rs_isolation
 	RS_ISOLATIONS(RS_ENUM_MEMBER) RS_ISOLATION_COUNT
 } rs_isolation;
 
+typedef enum rs_mode
+{
+	RS_MODES(RS_ENUM_MEMBER) RS_MODE_COUNT
+} rs_mode;
+
 typedef enum rs_dialect
 {
 	RS_DIALECTS(RS_ENUM_MEMBER) RS_DIALECT_COUNT
@@ -126,19 +141,22 @@ extern const char *rs_role_word(rs_role role);
 extern const char *rs_form_word(rs_form form);
 extern const char *rs_outcome_word(rs_outcome outcome);
 extern const char *rs_isolation_word(rs_isolation isolation);
+extern const char *rs_mode_word(rs_mode mode);
 extern const char *rs_dialect_word(rs_dialect dialect);
 extern const char *rs_backoff_word(rs_backoff backoff);
 extern const char *rs_step_word(rs_step step);
 
 /*
- * Find the member a word names.  Case-sensitive, save for isolation levels,
- * which SQL writes in any case.  Returns false, leaving *result alone, where
- * the word names none.  rs_isolation_find takes "default" for none declared.
+ * Find the member a word names.  Case-sensitive, save for isolation levels and
+ * modes, which SQL writes in any case.  Returns false, leaving *result alone,
+ * where the word names none.  rs_isolation_find and rs_mode_find take "default"
+ * for none declared.
  */
 extern bool rs_form_find(const char *word, rs_form *result);
 extern bool rs_outcome_find(const char *word, rs_outcome *result);
 extern bool rs_backoff_find(const char *word, rs_backoff *result);
 extern bool rs_isolation_find(const char *word, rs_isolation *result);
+extern bool rs_mode_find(const char *word, rs_mode *result);
 
 /* -------------------------------------------------------------- problems */
 
@@ -172,7 +190,20 @@ extern bool rs_isolation_find(const char *word, rs_isolation *result);
 	  "server's default.")                                                                         \
 	X(RS_PROBLEM_ISOLATION_READ_UNCOMMITTED,                                                       \
 	  "PostgreSQL has no isolation level \"read uncommitted\" of its own",                         \
-	  "It runs as \"read committed\": declare that instead.")
+	  "It runs as \"read committed\": declare that instead.")                                      \
+	X(RS_PROBLEM_ISOLATION_SQLITE, "SQLite has no isolation levels to declare, \"%s\" included",   \
+	  "Its transactions are always serializable. Declare a mode instead, if any: deferred, "       \
+	  "immediate or exclusive.")                                                                   \
+	X(RS_PROBLEM_MODE_UNKNOWN, "\"%s\" is not a transaction mode",                                 \
+	  "Use deferred, immediate or exclusive, or leave it out for deferred.")                       \
+	X(RS_PROBLEM_MODE_NOT_SQLITE, "only SQLite has transaction modes, such as \"%s\"",             \
+	  "Declare an isolation level instead, or neither.")                                           \
+	X(RS_PROBLEM_SQLITE_ROW_LOCK,                                                                  \
+	  "SQLite has no row lock form: its locks are on the whole database",                          \
+	  "Name a column for the lease (locked_until), or a lock key for the advisory lock form.")     \
+	X(RS_PROBLEM_MYSQL_FIFO_SERIALIZABLE,                                                          \
+	  "a fifo queue in the row lock form cannot be served at serializable by MySQL or MariaDB",    \
+	  "There its plain reads lock what they read. Declare a lower level, or use a lease.")
 
 #define RS_PROBLEM_MEMBER(symbol, text, hint) symbol,
 
@@ -207,6 +238,7 @@ typedef struct rs_table
 	bool only;                         /* a plain table, read without its inheritance children */
 	const char *lock_key;              /* key template of the advisory lock form, or NULL */
 	rs_isolation isolation;
+	rs_mode mode; /* SQLite's */
 } rs_table;
 
 /* The form a description has: the lease column and the lock key decide. */
@@ -231,6 +263,9 @@ extern rs_lines rs_table_lines(const rs_table *table);
  */
 extern rs_problem rs_table_check(const rs_table *table);
 
+/* Check that a dialect's engine can serve a description that has passed the check above. */
+extern rs_problem rs_table_check_dialect(rs_dialect dialect, const rs_table *table);
+
 /* -------------------------------------------------------------- isolation.c */
 
 /*
@@ -238,6 +273,9 @@ extern rs_problem rs_table_check(const rs_table *table);
  * the dialect does not have.
  */
 extern rs_problem rs_isolation_declare(rs_dialect dialect, const char *word, rs_isolation *result);
+
+/* The same for a mode, which SQLite alone has. */
+extern rs_problem rs_mode_declare(rs_dialect dialect, const char *word, rs_mode *result);
 
 /* ------------------------------------------------------------------- key.c */
 
@@ -326,7 +364,7 @@ extern const char *rs_operation_word(rs_operation operation);
 	X(RS_PARAM_TOKEN, "token")           /* the lease token that is held, timestamptz */           \
 	X(RS_PARAM_DEAD_GROUP, "dead_group") /* the group dead letters go to, text */                  \
 	X(RS_PARAM_HELD, "held")             /* rows to leave alone, an array of the id's type */      \
-	X(RS_PARAM_ATTEMPT, "attempt")       /* the attempt the claim has seen, bigint */              \
+	X(RS_PARAM_ATTEMPT, "attempt")       /* what the row holds now, bigint */                      \
 	X(RS_PARAM_LIMIT, "limit")           /* how many rows at most, bigint */                       \
 	X(RS_PARAM_ANNOUNCED, "announced")   /* the one that may have replaced it */                   \
 	X(RS_PARAM_KEY, "key")               /* the advisory key, text */                              \
@@ -351,8 +389,11 @@ extern const char *rs_parameter_word(rs_parameter parameter);
 /* The parameter that names a line of this table, which has lines. */
 extern rs_parameter rs_line_parameter(const rs_table *table);
 
-/* A statement numbers each value once, so there are never more than these. */
-#define RS_MAX_PARAMETERS RS_PARAM_COUNT
+/*
+ * PostgreSQL ($1) and SQLite (?1) number each value once.  MySQL (?) wants one
+ * for each time that a statement uses it.
+ */
+#define RS_MAX_PARAMETERS 48
 
 /* What a statement needs beyond the queue's own description. */
 typedef struct rs_destination
@@ -367,7 +408,7 @@ typedef struct rs_statement
 {
 	size_t length; /* of the whole statement, also where the buffer is short */
 	int parameter_count;
-	rs_parameter parameters[RS_MAX_PARAMETERS]; /* $1, $2, .. */
+	rs_parameter parameters[RS_MAX_PARAMETERS]; /* in the order they are bound */
 } rs_statement;
 
 /*
@@ -398,7 +439,7 @@ typedef enum rs_index
 	RS_INDEX_COUNT
 } rs_index;
 
-extern bool rs_index_is_needed(const rs_table *table, rs_index index);
+extern bool rs_index_is_needed(rs_dialect dialect, const rs_table *table, rs_index index);
 
 /*
  * Render an index that the claims of a table need, as the statement that
@@ -475,6 +516,27 @@ extern rs_settlement rs_settle(const rs_table *table, const rs_policy *policy, r
  */
 extern const rs_step *rs_lane_opening(rs_form form, bool transactional);
 extern const rs_step *rs_lane_ending(rs_form form, bool transactional, rs_outcome outcome);
+
+/* ------------------------------------------------------------------- time.c */
+
+/*
+ * Times are microseconds since 1970-01-01 00:00 UTC.  In SQLite they are text,
+ * "YYYY-MM-DDTHH:MM:SS+00:00" or "YYYY-MM-DDTHH:MM:SS.fff+00:00", so that their
+ * order as text is their order in time; rounded down to the millisecond, and
+ * without a fraction where that is zero.
+ */
+#define RS_TIME_SIZE 30
+
+/* Write a time of the years 0 to 9999 (the nearest of them otherwise), terminated. */
+extern void rs_time_format(int64_t time, char buffer[RS_TIME_SIZE]);
+
+/*
+ * Read a time in that form, with up to nine digits of a fraction and any offset
+ * or "Z"; what is finer than a microsecond is dropped.  A space may stand for
+ * the "T", and no offset at all means UTC.  Returns false, leaving *result
+ * alone, for anything else.
+ */
+extern bool rs_time_parse(const char *text, size_t length, int64_t *result);
 
 /* ---------------------------------------------------------------- backoff.c */
 

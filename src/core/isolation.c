@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * isolation.c
- *	  Which isolation levels a table may declare, dialect by dialect.
+ *	  Which isolation levels, or modes, a table may declare, dialect by dialect.
  *
  *-------------------------------------------------------------------------
  */
@@ -19,6 +19,26 @@ rs_isolation_declare(rs_dialect dialect, const char *word, rs_isolation *result)
 	if (dialect == RS_DIALECT_POSTGRESQL && level == RS_ISOLATION_READ_UNCOMMITTED)
 		return (rs_problem){.code = RS_PROBLEM_ISOLATION_READ_UNCOMMITTED};
 
+	if (dialect == RS_DIALECT_SQLITE && level != RS_ISOLATION_DEFAULT)
+		return (rs_problem){.code = RS_PROBLEM_ISOLATION_SQLITE, .subject = word};
+
+	/* A locking read at the default of MySQL locks gaps too: inserts would wait for handlers. */
+	if (dialect == RS_DIALECT_MYSQL && level == RS_ISOLATION_DEFAULT)
+		level = RS_ISOLATION_READ_COMMITTED;
+
 	*result = level;
+	return (rs_problem){.code = RS_OK};
+}
+
+rs_problem
+rs_mode_declare(rs_dialect dialect, const char *word, rs_mode *result)
+{
+	rs_mode mode = RS_MODE_DEFAULT;
+
+	if (word != NULL && !rs_mode_find(word, &mode))
+		return (rs_problem){.code = RS_PROBLEM_MODE_UNKNOWN, .subject = word};
+	if (dialect != RS_DIALECT_SQLITE && mode != RS_MODE_DEFAULT)
+		return (rs_problem){.code = RS_PROBLEM_MODE_NOT_SQLITE, .subject = word};
+	*result = mode;
 	return (rs_problem){.code = RS_OK};
 }

@@ -11,6 +11,7 @@
 
 static const rs_catalogue *const catalogues[RS_DIALECT_COUNT] = {
 	[RS_DIALECT_POSTGRESQL] = &rs_postgresql_catalogue,
+	[RS_DIALECT_SQLITE] = &rs_sqlite_catalogue,
 };
 
 int
@@ -95,10 +96,12 @@ rs_statement_render(rs_dialect dialect, rs_operation operation, int index, const
 	int count = 0;
 
 	if (index < 0 || index >= rs_statement_count(dialect, operation, table))
-		return rs_template_render(table, destination, pieces, buffer, size);
+		return rs_template_render(dialect, table, destination, pieces, buffer, size);
 
 	if (stamps)
 		pieces[count++] = from->before_lease;
+	else if (operation == RS_OP_CANDIDATES && from->before_candidate != NULL)
+		pieces[count++] = from->before_candidate;
 	variant = variant_for(from, operation, table);
 	if (variant == NULL)
 		pieces[count++] = from->operations[operation].statements[index];
@@ -107,7 +110,7 @@ rs_statement_render(rs_dialect dialect, rs_operation operation, int index, const
 			pieces[count++] = *variant;
 	if (stamps)
 		pieces[count++] = from->after_lease;
-	return rs_template_render(table, destination, pieces, buffer, size);
+	return rs_template_render(dialect, table, destination, pieces, buffer, size);
 }
 
 rs_statement
@@ -116,14 +119,16 @@ rs_index_render(rs_dialect dialect, const rs_table *table, rs_index index, char 
 {
 	const char *pieces[] = {catalogues[dialect]->indexes[index], NULL};
 
-	return rs_template_render(table, NULL, pieces, buffer, size);
+	return rs_template_render(dialect, table, NULL, pieces, buffer, size);
 }
 
 bool
-rs_index_is_needed(const rs_table *table, rs_index index)
+rs_index_is_needed(rs_dialect dialect, const rs_table *table, rs_index index)
 {
 	rs_lines lines = rs_table_lines(table);
 
+	if (catalogues[dialect]->indexes[index] == NULL)
+		return false;
 	if (index == RS_INDEX_LINE)
 		return lines == RS_LINES_PARTITION_KEY;
 	if (index == RS_INDEX_LEASE)

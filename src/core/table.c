@@ -67,3 +67,16 @@ rs_table_check(const rs_table *table)
 		return rs_key_check(table->lock_key);
 	return (rs_problem){.code = RS_OK};
 }
+
+rs_problem
+rs_table_check_dialect(rs_dialect dialect, const rs_table *table)
+{
+	rs_form form = rs_table_form(table);
+
+	if (dialect == RS_DIALECT_SQLITE && form == RS_FORM_ROW_LOCK)
+		return (rs_problem){.code = RS_PROBLEM_SQLITE_ROW_LOCK};
+	if (dialect == RS_DIALECT_MYSQL && form == RS_FORM_ROW_LOCK && table->fifo &&
+		table->isolation == RS_ISOLATION_SERIALIZABLE)
+		return (rs_problem){.code = RS_PROBLEM_MYSQL_FIFO_SERIALIZABLE};
+	return (rs_problem){.code = RS_OK};
+}

@@ -13,6 +13,7 @@
 /* A rendering under way. */
 typedef struct rendering
 {
+	rs_dialect dialect;
 	const rs_table *table;
 	const rs_destination *destination;
 	char *buffer;
@@ -42,17 +43,28 @@ put_text(rendering *out, const char *text)
 	put(out, text, strlen(text));
 }
 
+/* What is inside a quoted name: the quotes are the dialect's. */
+static void
+put_inside_quotes(rendering *out, const char *name, size_t length)
+{
+	char quote = out->dialect == RS_DIALECT_MYSQL ? '`' : '"';
+
+	for (size_t i = 0; i < length; i++)
+	{
+		if (name[i] == quote)
+			put(out, &quote, 1);
+		put(out, &name[i], 1);
+	}
+}
+
 static void
 put_name_of_length(rendering *out, const char *name, size_t length)
 {
-	put_text(out, "\"");
-	for (size_t i = 0; i < length; i++)
-	{
-		if (name[i] == '"')
-			put_text(out, "\"");
-		put(out, &name[i], 1);
-	}
-	put_text(out, "\"");
+	const char *quote = out->dialect == RS_DIALECT_MYSQL ? "`" : "\"";
+
+	put_text(out, quote);
+	put_inside_quotes(out, name, length);
+	put_text(out, quote);
 }
 
 static void
@@ -91,61 +103,100 @@ put_destination_columns(rendering *out, bool as_values)
 	}
 }
 
-/* Text inside a literal, which is an E'' one, whatever standard_conforming_strings says. */
+/*
+ * Text inside a literal.  PostgreSQL's is an E'' one, whatever
+ * standard_conforming_strings says; in SQLite a backslash is nothing special.
+ */
 static void
 put_literal_text(rendering *out, const char *text, size_t length)
 {
 	for (size_t i = 0; i < length; i++)
 	{
-		if (text[i] == '\'' || text[i] == '\\')
+		if (text[i] == '\'' || (text[i] == '\\' && out->dialect != RS_DIALECT_SQLITE))
 			put(out, &text[i], 1);
 		put(out, &text[i], 1);
 	}
 }
 
+/* How a dialect joins the pieces of a key, NULL being empty. */
+typedef struct key_words
+{
+	const char *begin;
+	const char *between;
+	const char *before_column;
+	const char *after_column;
+	const char *before_text;
+	const char *end;
+} key_words;
+
 /*
- * The advisory key of a row: concat() of the template's pieces, as every client
- * of the contract renders it.  It takes NULL for empty.  Its columns may be of
- * different collations, so it has one of its own.
+ * As every client of the contract renders it.  A key's columns may be of
+ * different collations, so in PostgreSQL it has one of its own.
  */
+static const key_words key_words_of[RS_DIALECT_COUNT] = {
+	[RS_DIALECT_POSTGRESQL] = {.begin = "(pg_catalog.concat(",
+							   .between = ", ",
+							   .before_column = "ruststream_row.",
+							   .after_column = "",
+							   .before_text = "E'",
+							   .end = ") COLLATE pg_catalog.\"C\")"},
+	[RS_DIALECT_SQLITE] = {.begin = "(",
+						   .between = " || ",
+						   .before_column = "ifnull(ruststream_row.",
+						   .after_column = ", '')",
+						   .before_text = "'",
+						   .end = ")"},
+	[RS_DIALECT_MYSQL] = {.begin = "CONCAT_WS('', ",
+						  .between = ", ",
+						  .before_column = "ruststream_row.",
+						  .after_column = "",
+						  .before_text = "'",
+						  .end = ")"},
+};
+
+/* The advisory key of a row: the template's pieces, joined. */
 static void
 put_key(rendering *out)
 {
+	const key_words *words = &key_words_of[out->dialect];
 	const char *cursor = out->table->lock_key;
 	const char *start;
 	size_t length;
 	bool is_column;
 	bool in_text = false;
 
-	put_text(out, "(pg_catalog.concat(");
+	put_text(out, words->begin);
 	for (int i = 0; rs_key_next(&cursor, &is_column, &start, &length); i++)
 	{
 		if (in_text && is_column)
 			put_text(out, "'");
 		if (i > 0 && (is_column || !in_text))
-			put_text(out, ", ");
+			put_text(out, words->between);
 		if (is_column)
 		{
-			put_text(out, "ruststream_row.");
+			put_text(out, words->before_column);
 			put_name_of_length(out, start, length);
+			put_text(out, words->after_column);
 		}
 		else
 		{
 			if (!in_text)
-				put_text(out, "E'");
+				put_text(out, words->before_text);
 			put_literal_text(out, start, length);
 		}
 		in_text = !is_column;
 	}
-	put_text(out, in_text ? "')" : ")");
-	put_text(out, " COLLATE pg_catalog.\"C\")");
+	if (in_text)
+		put_text(out, "'");
+	put_text(out, words->end);
 }
 
 /* A number from 1 to RS_MAX_PARAMETERS, so of two digits at most. */
 static void
 put_parameter_number(rendering *out, int number)
 {
-	char digits[] = {'$', (char) ('0' + number / 10), (char) ('0' + number % 10)};
+	char sign = out->dialect == RS_DIALECT_SQLITE ? '?' : '$';
+	char digits[] = {sign, (char) ('0' + number / 10), (char) ('0' + number % 10)};
 
 	put(out, digits, 1);
 	if (number < 10)
@@ -160,6 +211,12 @@ put_parameter(rendering *out, rs_parameter parameter)
 	rs_statement *statement = &out->statement;
 	int i = 0;
 
+	if (out->dialect == RS_DIALECT_MYSQL)
+	{
+		statement->parameters[statement->parameter_count++] = parameter;
+		put_text(out, "?");
+		return;
+	}
 	while (i < statement->parameter_count && statement->parameters[i] != parameter)
 		i++;
 	if (i == statement->parameter_count)
@@ -199,6 +256,18 @@ column_of(const rs_table *table, const char *role_name, size_t length)
 	return NULL;
 }
 
+/* The name of an index of ours on this table, where names of indexes are not the table's own. */
+static void
+put_index_name(rendering *out, const char *purpose)
+{
+	const char *quote = out->dialect == RS_DIALECT_MYSQL ? "`" : "\"";
+
+	put_text(out, quote);
+	put_text(out, purpose);
+	put_inside_quotes(out, out->table->name, strlen(out->table->name));
+	put_text(out, quote);
+}
+
 /* Put what a hole stands for and return where the template goes on. */
 static const char *
 put_hole(rendering *out, const char *hole)
@@ -228,6 +297,12 @@ put_hole(rendering *out, const char *hole)
 		put_destination_columns(out, true);
 	else if (is_word(hole, length, "key"))
 		put_key(out);
+	else if (is_word(hole, length, "bare"))
+		put_name(out, table->name);
+	else if (is_word(hole, length, "claim_index"))
+		put_index_name(out, "ruststream_claim_");
+	else if (is_word(hole, length, "lease_index"))
+		put_index_name(out, "ruststream_lease_");
 	else
 		put_name(out, column_of(table, hole, length));
 	return end + 1;
@@ -249,13 +324,14 @@ put_named_parameter(rendering *out, const char *name)
 	return name + length;
 }
 
-/* Has the table the role of this name, or is it fifo, or the name of its form? */
+/* Has the table the role of this name, is it the name of its form, or "fifo" and so? */
 static bool
 holds(const rs_table *table, const char *name, size_t length)
 {
+	if (is_word(name, length, "fifo"))
+		return table->fifo;
 	return column_of(table, name, length) != NULL ||
 		   (is_word(name, length, "json") && table->headers_are_json) ||
-		   (table->fifo && is_word(name, length, "fifo")) ||
 		   is_word(name, length, rs_form_word(rs_table_form(table)));
 }
 
@@ -302,10 +378,14 @@ put_template(rendering *out, const char *cursor)
 }
 
 rs_statement
-rs_template_render(const rs_table *table, const rs_destination *destination,
+rs_template_render(rs_dialect dialect, const rs_table *table, const rs_destination *destination,
 				   const char *const *pieces, char *buffer, size_t size)
 {
-	rendering out = {.table = table, .destination = destination, .buffer = buffer, .size = size};
+	rendering out = {.dialect = dialect,
+					 .table = table,
+					 .destination = destination,
+					 .buffer = buffer,
+					 .size = size};
 
 	for (; *pieces != NULL; pieces++)
 		put_template(&out, *pieces);

@@ -3,10 +3,11 @@
  * template.h
  *	  The templates that the SQL catalogue is written in.
  *
- *	{id}, {group}, ..	the quoted column of a role, unqualified
+ *	{id}, {group}, ..	the column of a role, quoted as the dialect quotes, unqualified
  *	{table}				the queue, as FROM, UPDATE and DELETE name it, with ONLY
  *						where the description says so
  *	{into}				the queue, as INSERT and CREATE INDEX name it
+ *	{bare}				the queue without its schema
  *	{dest}				the dead-letter table
  *	{columns}			what a move carries, separated by commas
  *	{moved}				the same as values: of a lease, NULL; of headers, what
@@ -15,7 +16,9 @@
  *	{a|b}				a, then b as long as the same hole comes again: the
  *						separator of a list whose items are optional
  *	{}					nothing: the next {a|b} begins a list of its own
- *	:id, :group, ..		a parameter, rendered $1, $2, .. by first use
+ *	{claim_index}		the name of the index that claims need
+ *	{lease_index}		the name of the index that finds leased rows
+ *	:id, :group, ..		a parameter: $1, $2, .. or ?1, ?2, .. by first use, or ?
  *	[role:text]			text, where the table has the role
  *	[!role:text]		text, where it has not
  *	[row_lock:text]		the same of the table's form
@@ -33,7 +36,8 @@
  * Render a template that is given in pieces, the last one being NULL, into
  * buffer, always terminated where size > 0.
  */
-extern rs_statement rs_template_render(const rs_table *table, const rs_destination *destination,
-									   const char *const *pieces, char *buffer, size_t size);
+extern rs_statement rs_template_render(rs_dialect dialect, const rs_table *table,
+									   const rs_destination *destination, const char *const *pieces,
+									   char *buffer, size_t size);
 
 #endif /* RUSTSTREAM_TEMPLATE_H */

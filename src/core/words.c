@@ -15,6 +15,7 @@ static const char *const role_words[] = {RS_ROLES(WORD_ENTRY)};
 static const char *const form_words[] = {RS_FORMS(WORD_ENTRY)};
 static const char *const outcome_words[] = {RS_OUTCOMES(WORD_ENTRY)};
 static const char *const isolation_words[] = {RS_ISOLATIONS(WORD_ENTRY)};
+static const char *const mode_words[] = {RS_MODES(WORD_ENTRY)};
 static const char *const dialect_words[] = {RS_DIALECTS(WORD_ENTRY)};
 static const char *const backoff_words[] = {RS_BACKOFFS(WORD_ENTRY)};
 static const char *const step_words[] = {RS_STEPS(WORD_ENTRY)};
@@ -49,6 +50,12 @@ const char *
 rs_isolation_word(rs_isolation isolation)
 {
 	return isolation_words[isolation];
+}
+
+const char *
+rs_mode_word(rs_mode mode)
+{
+	return mode_words[mode];
 }
 
 const char *
@@ -164,6 +171,20 @@ rs_isolation_find(const char *word, rs_isolation *result)
 		if (is_word_in_any_case(word, isolation_words[i]))
 		{
 			*result = (rs_isolation) i;
+			return true;
+		}
+	}
+	return false;
+}
+
+bool
+rs_mode_find(const char *word, rs_mode *result)
+{
+	for (int i = 0; i < RS_MODE_COUNT; i++)
+	{
+		if (is_word_in_any_case(word, mode_words[i]))
+		{
+			*result = (rs_mode) i;
 			return true;
 		}
 	}
