@@ -128,10 +128,13 @@ check_table(const rs_table *table)
 		"INTEGER,"
 		" partition TEXT, retry_after TEXT, attempt INTEGER, processed_at TEXT, locked_until TEXT,"
 		" headers TEXT, \"order\" TEXT)");
-	(void) rs_index_render(RS_DIALECT_SQLITE, table, text, sizeof(text));
-	run(text);
-	if (rs_lease_index_render(RS_DIALECT_SQLITE, table, text, sizeof(text)).length > 0)
+	for (int index = 0; index < RS_INDEX_COUNT; index++)
+	{
+		if (!rs_index_is_needed(RS_DIALECT_SQLITE, table, (rs_index) index))
+			continue;
+		(void) rs_index_render(RS_DIALECT_SQLITE, table, (rs_index) index, text, sizeof(text));
 		run(text);
+	}
 	for (int operation = 0; operation < RS_OPERATION_COUNT; operation++)
 	{
 		int count = rs_statement_count(RS_DIALECT_SQLITE, (rs_operation) operation, table);
