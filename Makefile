@@ -15,6 +15,7 @@ DATA = $(sort $(wildcard ruststream--*.sql))
 
 CORE_SOURCES = $(sort $(wildcard src/core/*.c))
 BACKEND_SOURCES = $(sort $(wildcard src/backend/*.c))
+CLIENT_SOURCES = $(sort $(wildcard src/client/*.c))
 RS_HEADERS = $(sort $(wildcard src/core/*.h src/backend/*.h))
 OBJS = $(patsubst %.c,%.o,$(CORE_SOURCES) $(BACKEND_SOURCES))
 
@@ -35,7 +36,19 @@ ifneq ($(origin with_llvm),command line)
 override with_llvm = no
 endif
 
+# The client library and the command line are built by a Makefile of their own,
+# without PGXS: they need no PostgreSQL on the machine.
+CLIENT_GOALS = client install-client uninstall-client clean-client
+.PHONY: $(CLIENT_GOALS)
+ifneq ($(filter-out $(CLIENT_GOALS),$(or $(MAKECMDGOALS),all)),)
 include $(PGXS)
+endif
+
+client:
+	$(MAKE) -C src/client all
+
+install-client uninstall-client clean-client:
+	$(MAKE) -C src/client $(@:-client=)
 
 # So few files that every object may depend on every header.
 $(OBJS): $(RS_HEADERS) ruststream.control
@@ -45,8 +58,8 @@ $(OBJS): $(RS_HEADERS) ruststream.control
 CLANG ?= clang
 CLANG_FORMAT ?= clang-format
 CPPCHECK ?= cppcheck
-FORMATTED = $(CORE_SOURCES) $(BACKEND_SOURCES) $(RS_HEADERS) \
-	$(sort $(wildcard test/core/*.[ch] test/t/*.[ch]))
+FORMATTED = $(CORE_SOURCES) $(BACKEND_SOURCES) $(CLIENT_SOURCES) $(RS_HEADERS) \
+	$(sort $(wildcard src/client/*.h test/core/*.[ch] test/t/*.[ch] test/client/*.[ch] test/fuzz/*.[ch]))
 
 .PHONY: version format format-check cppcheck clang-check walls
 
@@ -66,10 +79,18 @@ cppcheck:
 		--error-exitcode=1 --quiet --library=posix -Isrc \
 		--include=test/cppcheck.h \
 		$(CORE_SOURCES) $(BACKEND_SOURCES)
+	$(CPPCHECK) --std=c11 --language=c --enable=warning,performance,portability \
+		--inline-suppr --suppressions-list=test/cppcheck.suppressions \
+		--error-exitcode=1 --quiet --library=posix -Isrc -D_GNU_SOURCE \
+		-DRS_WITH_SQLITE -DRS_WITH_MYSQL -DRS_WITH_POSTGRES -DRUSTSTREAM_FAILPOINTS \
+		-DRUSTSTREAM_VERSION='"$(EXTVERSION)"' $(CLIENT_SOURCES)
 
-# A second compiler's opinion; nothing is written.  The server's headers are
+# A second compiler's opinion; nothing is left of it.  The server's headers are
 # not its business.
 clang-check:
+	rm -rf src/client/build-clang
+	$(MAKE) -s -C src/client BUILD=build-clang CC=$(CLANG) CLIENT_CFLAGS=-Werror all
+	rm -rf src/client/build-clang
 	for file in $(CORE_SOURCES) $(BACKEND_SOURCES); do \
 		$(CLANG) -fsyntax-only -std=gnu11 $(RUSTSTREAM_WARNINGS) -Werror \
 			$(RUSTSTREAM_CFLAGS) -isystem $(includedir_server) $(CPPFLAGS) $$file || exit 1; \

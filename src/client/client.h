@@ -1,0 +1,369 @@
+/*-------------------------------------------------------------------------
+ *
+ * client.h
+ *	  What the files of this room share; driver.h is the door to the engines.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef RUSTSTREAM_CLIENT_H
+#define RUSTSTREAM_CLIENT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "client/driver.h"
+
+#define RS_MILLISECOND INT64_C(1000)
+#define RS_SECOND INT64_C(1000000)
+
+/* ---------------------------------------------------------------- arena.c */
+
+/*
+ * Memory that goes away all at once: one arena a lifetime.  What cannot be had is
+ * NULL, and remembered, so that a series of calls need be checked but once.
+ */
+typedef struct rs_block rs_block;
+
+struct rs_arena
+{
+	rs_block *blocks;
+	bool is_exhausted; /* a request since the last reset came to nothing */
+};
+
+extern void *rs_alloc(rs_arena *arena, size_t size);                           /* zeroed */
+extern char *rs_copy(rs_arena *arena, const char *text);                       /* NULL gives NULL */
+extern char *rs_copy_bytes(rs_arena *arena, const char *bytes, size_t length); /* terminated */
+extern char *rs_print(rs_arena *arena, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+extern rs_value rs_copy_value(rs_arena *arena, const rs_value *value);
+/* Keeps its first block for the next round. */
+extern void rs_arena_reset(rs_arena *arena);
+extern void rs_arena_free(rs_arena *arena);
+
+/* ------------------------------------------------------------------ url.c */
+
+/* Read a URL; what it allocates is the arena's. */
+extern bool rs_url_parse(const char *text, rs_arena *arena, rs_url *url, rs_error *error);
+
+/* --------------------------------------------------------------- client.c */
+
+struct ruststream
+{
+	rs_arena arena; /* the URL */
+	rs_url url;
+	const rs_driver *driver;
+	rs_session *session;
+	rs_error error;
+	ruststream_notice_callback notice;
+	void *notice_arg;
+	ruststream_notice_callback trace;
+	void *trace_arg;
+	ruststream_worker *worker; /* at most one */
+};
+
+/* Each public call begins with this: the last one's error is over, and there is a session. */
+extern ruststream_code rs_begin_call(ruststream *handle);
+/* Take the session's error over, and return its code. */
+extern ruststream_code rs_take_error(ruststream *handle);
+extern ruststream_code rs_fail(ruststream *handle, ruststream_code code, const char *hint,
+							   const char *format, ...) __attribute__((format(printf, 4, 5)));
+extern ruststream_code rs_no_memory(ruststream *handle);
+extern void rs_tell(ruststream *handle, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+/* Have a session again, after one was lost. */
+extern ruststream_code rs_reconnect(ruststream *handle);
+
+/* Microseconds of a clock that only goes on; for waits and leases, never for rows. */
+extern int64_t rs_monotonic(void);
+extern uint32_t rs_random(void);
+
+/* -------------------------------------------------------------- catalog.c */
+
+/* One catalog statement; its values are positional. */
+extern rs_result rs_catalog(rs_session *session, rs_catalog_statement statement,
+							const rs_value *values, int count, rs_row_callback row, void *arg,
+							int64_t *affected);
+
+/* Now, as the catalogs' time columns have it. */
+extern rs_result rs_now_text(rs_session *session, char buffer[RS_TIME_SIZE + 8]);
+
+/* A queue's description; what it allocates is the arena's. */
+extern ruststream_code rs_load_queue(ruststream *handle, const char *name, rs_arena *arena,
+									 rs_table *table);
+
+/* A subscription as our table has it; in the arena. */
+typedef struct rs_subscription
+{
+	const char *name;
+	const char *queue;
+	const char *handler; /* or NULL */
+	const char *program; /* or NULL */
+	const char *group_name;
+	const char *transactional; /* "on", "off" or NULL */
+	int64_t workers;
+	int64_t max_attempts;
+	const char *dead_letter;
+	const char *on_error;
+	const char *on_decode_error;
+	const char *decode;
+	int64_t retry_delay; /* milliseconds, as the following */
+	const char *backoff;
+	int64_t max_retry_delay;
+	int64_t lease;
+	int64_t timeout;
+	int64_t poll_interval;
+	bool paused;
+	const char *fingerprint; /* every setting in one text: has anything changed? */
+} rs_subscription;
+
+extern ruststream_code rs_load_subscription(ruststream *handle, const char *name, rs_arena *arena,
+											rs_subscription *subscription);
+
+/* ----------------------------------------------------------------- plan.c */
+
+typedef enum rs_decode
+{
+	RS_DECODE_ANY,
+	RS_DECODE_TEXT,
+	RS_DECODE_JSON
+} rs_decode;
+
+/*
+ * A queue, or a subscription, bound to its table as it is now, with its statements.  Everything is
+ * the arena's.
+ */
+typedef struct rs_plan
+{
+	rs_arena *arena;
+	rs_table table;
+	rs_look look;
+	rs_destination destination;
+	rs_subscription subscription; /* of a subscription's plan */
+	rs_policy policy;
+	rs_decode decode;
+	int64_t lease; /* microseconds, as the following; whole seconds */
+	int64_t timeout;
+	int64_t poll_interval;
+	rs_dialect dialect;
+	rs_command *commands; /* RS_OPERATION_COUNT * RS_MAX_STATEMENTS, rendered at first use */
+} rs_plan;
+
+/*
+ * Bind a description to its table, or a subscription to its queue; the errors say what does not
+ * fit.  describing: a missing index is no error.
+ */
+extern ruststream_code rs_bind_queue(ruststream *handle, rs_plan *plan, const rs_table *table,
+									 bool describing);
+extern ruststream_code rs_bind_subscription(ruststream *handle, rs_plan *plan,
+											const rs_subscription *subscription);
+
+/* The statement that makes a missing index, in the arena; NULL where none is missing. */
+extern const char *rs_missing_index(rs_plan *plan, bool of_leases);
+
+/* How many statements an operation has here, and one of them; NULL: out of memory. */
+extern int rs_plan_count(const rs_plan *plan, rs_operation operation);
+extern const rs_command *rs_plan_command(rs_plan *plan, rs_operation operation, int index);
+
+/* Execute statement number index with its share of values[], which is by rs_parameter. */
+extern rs_result rs_plan_run(rs_session *session, rs_plan *plan, rs_operation operation, int index,
+							 const rs_value *values, rs_row_callback row, void *arg,
+							 int64_t *affected);
+
+/* ---------------------------------------------------------------- watch.c */
+
+/*
+ * The watch on a delivery: a thread beside the worker, with a connection of its own, that extends
+ * the lease and ends a handler that is past its timeout.
+ *
+ * A lease's token is announced here before it is written.  So at each moment the row holds
+ * the token or the announced one, and a settlement, which stops the watch first
+ * (rs_watch_stop), need not wait for an extension under way: that one finds neither when it comes,
+ * and changes nothing.  A token whose writing had no clear end is tried again, and no other is
+ * announced before that.
+ */
+typedef struct rs_watch
+{
+	pthread_mutex_t mutex; /* guards everything below */
+	pthread_cond_t changed;
+	pthread_t thread;
+	bool is_started;
+	bool quits;
+	bool is_active;      /* a handler runs */
+	uint64_t generation; /* which delivery */
+	bool has_lease;
+	rs_value id; /* copied into id_text */
+	char *id_text;
+	size_t id_size;
+	char token[RS_TIME_SIZE + 8];
+	char announced[RS_TIME_SIZE + 8]; /* "": none */
+	int64_t announced_time;
+	int64_t lease;          /* microseconds */
+	int64_t next_extension; /* monotonic, as the following */
+	int64_t deadline;       /* 0: none */
+	int64_t sleeps_until;   /* INT64_MAX: until it is called */
+	bool timed_out;
+	bool cancels;        /* the worker was interrupted */
+	rs_session *session; /* the worker's: to be interrupted */
+	rs_session *own;     /* the thread's, opened when it is first needed */
+	const rs_url *url;
+	const rs_driver *driver;
+	rs_command extend; /* its text is copied */
+	char *extend_text;
+} rs_watch;
+
+extern bool rs_watch_init(rs_watch *watch, ruststream *handle);
+extern void rs_watch_destroy(rs_watch *watch);
+/* A new plan: its statement of RS_OP_EXTEND, or NULL. */
+extern bool rs_watch_prepare(rs_watch *watch, const rs_command *extend);
+/* Begin a delivery; token may be NULL.  Returns false where no thread can be had. */
+extern bool rs_watch_begin(rs_watch *watch, rs_session *session, const rs_value *id,
+						   const char *token, int64_t lease, int64_t timeout);
+/* No more interruptions of the worker's session: the handler is over. */
+extern void rs_watch_handler_ended(rs_watch *watch, bool *timed_out);
+/* No more extensions; what the row may hold now. */
+extern void rs_watch_stop(rs_watch *watch, char token[RS_TIME_SIZE + 8],
+						  char announced[RS_TIME_SIZE + 8]);
+extern void rs_watch_cancel(rs_watch *watch);
+/* Has the handler been asked to end? */
+extern bool rs_watch_is_cancelled(rs_watch *watch);
+
+/* -------------------------------------------------------------- program.c */
+
+/* Run a program as the handler; what goes wrong is the answer's. */
+extern void rs_program_run(const char *program, const ruststream_delivery *delivery,
+						   rs_watch *watch, rs_answer *answer, rs_error *error);
+
+/* --------------------------------------------------------------- worker.c */
+
+struct ruststream_worker
+{
+	ruststream *handle;
+	char *name;
+	ruststream_handler handler; /* NULL: the subscription's own */
+	void *handler_arg;
+	bool needs_transaction;
+
+	rs_arena plan_arena;
+	rs_plan plan;
+	bool is_loaded;
+	bool is_paused;
+
+	rs_arena delivery_arena; /* reset before each delivery */
+	rs_held held;
+	rs_watch watch;
+	int64_t last_lease; /* no two tokens of ours are the same */
+
+	char *transient_id; /* the row that failed so last, and how often in a row */
+	int transient_count;
+
+	atomic_bool stops;
+	atomic_bool interrupts;
+	int stop_pipe[2]; /* readable once it is to stop */
+
+	int64_t counts[8]; /* not yet in the catalog: RS_COUNT_* */
+	int64_t delivered;
+	int64_t failed;
+	char id[96];     /* host, pid and number */
+	char state[256]; /* "": running; else why not */
+	bool is_registered;
+	int64_t next_due;   /* the database's clock */
+	int64_t next_flush; /* monotonic, as the following */
+	int64_t next_look;
+	int64_t next_seen;
+};
+
+/* What became of an attempt to deliver. */
+typedef enum rs_progress
+{
+	RS_PROGRESS_NOTHING,
+	RS_PROGRESS_HELD, /* nothing, beside rows that are left alone */
+	RS_PROGRESS_DELIVERED,
+	RS_PROGRESS_TRANSIENT, /* try again */
+	RS_PROGRESS_RELEASED,  /* interrupted: the row was given back */
+	RS_PROGRESS_BROKEN     /* the handle's error says why */
+} rs_progress;
+
+/* ruststream_counter's columns, in order. */
+enum
+{
+	RS_COUNT_ACKED,
+	RS_COUNT_RETRIED,
+	RS_COUNT_DELAYED,
+	RS_COUNT_DISCARDED,
+	RS_COUNT_DEAD_LETTERED,
+	RS_COUNT_FAILED,
+	RS_COUNT_LEASE_LOST,
+	RS_COUNT_TRANSIENT
+};
+
+extern void rs_worker_trace(const ruststream_worker *worker, rs_step step, const char *suffix);
+
+/* -------------------------------------------------------------- deliver.c */
+
+/* Claim a row, deliver it and settle it. */
+extern rs_progress rs_deliver(ruststream_worker *worker);
+
+/* Where a delivery is when something goes wrong. */
+typedef enum rs_stage
+{
+	RS_STAGE_CLAIM,
+	RS_STAGE_HANDLER,
+	RS_STAGE_SETTLE
+} rs_stage;
+
+/* One delivery; its memory is the worker's delivery_arena. */
+typedef struct rs_work
+{
+	ruststream_worker *worker;
+	rs_stage stage;
+	ruststream_delivery delivery;
+	bool has_row;
+	rs_value id;
+	rs_value payload;
+	int64_t attempt;
+	char token[RS_TIME_SIZE + 8]; /* "": none */
+	char announced[RS_TIME_SIZE + 8];
+	bool holds_lease; /* the watch extends it */
+	const char *key;  /* advisory keys that are held, or NULL */
+	const char *partition;
+	rs_answer answer;
+	bool has_error;
+	rs_error error; /* the handler's, or what made the settlement fail */
+} rs_work;
+
+extern rs_result rs_work_begin(rs_work *work, rs_purpose purpose);
+extern rs_result rs_work_commit(rs_work *work);
+extern void rs_work_rollback(rs_work *work);
+extern void rs_work_fail(rs_work *work, const char *state, const char *hint, const char *format,
+						 ...) __attribute__((format(printf, 4, 5)));
+extern void rs_unlock_keys(rs_work *work);
+
+/* ------------------------------------------------------------- settle_row.c */
+
+typedef enum rs_settled
+{
+	RS_SETTLED,
+	RS_SETTLED_LOST,  /* the row is not ours any more */
+	RS_SETTLED_FAILED /* the session's error says why */
+} rs_settled;
+
+/* Carry a settlement out, with its record of the failure, in the current transaction. */
+extern rs_settled rs_settle_row(rs_work *work, const rs_settlement *settlement, rs_result *result);
+extern rs_result rs_record_failure(rs_work *work);
+extern void rs_values_of(rs_work *work, rs_value values[RS_PARAM_COUNT]);
+extern void rs_count_settlement(rs_work *work, const rs_settlement *settlement);
+extern void rs_report(rs_work *work);
+extern void rs_hold(rs_work *work);
+/* Let go what has waited long enough (INT64_MAX: everything); when the next one will have. */
+extern int64_t rs_let_go(ruststream_worker *worker, int64_t now);
+extern void rs_stop_lease(rs_work *work);
+
+/* -------------------------------------------------------------- recover.c */
+
+/* Everything is rolled back already; work->error says why. */
+extern rs_progress rs_recover(rs_work *work, rs_result result);
+extern void rs_lose(rs_work *work);
+/* An orderly stop: the row goes back as it is. */
+extern void rs_give_back(rs_work *work);
+
+#endif /* RUSTSTREAM_CLIENT_H */

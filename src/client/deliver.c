@@ -1,0 +1,800 @@
+/*-------------------------------------------------------------------------
+ *
+ * deliver.c
+ *	  One delivery, from its claim to its settlement: the lanes of the contract.
+ *
+ *		row lock	BEGIN, CLAIM, SAVEPOINT ruststream_claim, HANDLER
+ *		lease		BEGIN, CLAIM, COMMIT; BEGIN(level), HANDLER
+ *		advisory	BEGIN, CLAIM, COMMIT; LOCK; BEGIN, TAKE, COMMIT; BEGIN(level), HANDLER
+ *
+ * What follows the handler is not decided here: rs_settle says which steps remain and which
+ * statements settle, and we walk through them.  What surfaces in the handler is the
+ * handler's failure; in the settlement or its COMMIT everything is rolled back, and the row is
+ * settled as failed in a transaction of its own (recover.c); what is transient rolls
+ * everything back wherever it surfaces, and the row is claimed anew.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "client/client.h"
+#include "client/failpoint.h"
+
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ----------------------------------------------------------- transactions */
+
+rs_result
+rs_work_begin(rs_work *work, rs_purpose purpose)
+{
+	ruststream_worker *worker = work->worker;
+	rs_session *session = worker->handle->session;
+
+	rs_worker_trace(worker, RS_STEP_BEGIN, "");
+	return session->driver->begin(session, purpose, &worker->plan.table);
+}
+
+rs_result
+rs_work_commit(rs_work *work)
+{
+	rs_session *session = work->worker->handle->session;
+
+	rs_worker_trace(work->worker, RS_STEP_COMMIT, "");
+	return session->driver->commit(session);
+}
+
+/* A session that cannot be rolled back is closed, never reused: the next claim opens another. */
+void
+rs_work_rollback(rs_work *work)
+{
+	ruststream *handle = work->worker->handle;
+	rs_error kept = handle->session->error;
+
+	rs_worker_trace(work->worker, RS_STEP_ROLLBACK, "");
+	if (handle->driver->rollback(handle->session) == RS_LOST)
+		work->worker->is_loaded = false;
+	handle->session->error = kept;
+}
+
+void
+rs_work_fail(rs_work *work, const char *state, const char *hint, const char *format, ...)
+{
+	va_list arguments;
+	char message[sizeof(work->error.message)];
+
+	va_start(arguments, format);
+	(void) vsnprintf(message, sizeof(message), format, arguments);
+	va_end(arguments);
+	rs_error_set(&work->error, RUSTSTREAM_DATABASE, state, hint, "%s", message);
+	work->has_error = true;
+}
+
+/* ----------------------------------------------------------------- claims */
+
+/* A token of our own, later than any before it: no two claims of this process share one. */
+static rs_result
+set_token(rs_work *work, rs_value *values, int64_t now)
+{
+	ruststream_worker *worker = work->worker;
+	const rs_driver *driver = worker->handle->driver;
+	int64_t until = now + worker->plan.lease;
+
+	if (until <= worker->last_lease)
+		until = worker->last_lease + RS_MILLISECOND;
+	worker->last_lease = until;
+	driver->format_time(until, true, work->token);
+	values[RS_PARAM_TOKEN] = rs_value_of_text(work->token);
+	return RS_DONE;
+}
+
+/* The row, as a claim returns it: id, attempt, headers, payload. */
+static bool
+keep_row(void *arg, const rs_value *columns, int count)
+{
+	rs_work *work = arg;
+	rs_arena *arena = &work->worker->delivery_arena;
+	ruststream_delivery *delivery = &work->delivery;
+	rs_value headers = rs_copy_value(arena, &columns[2]);
+	char number[32];
+
+	(void) count;
+	work->has_row = true;
+	work->id = rs_copy_value(arena, &columns[0]);
+	work->payload = rs_copy_value(arena, &columns[3]);
+	work->attempt = columns[1].kind == RS_INTEGER ? columns[1].integer : 1;
+	delivery->attempt = work->attempt;
+	delivery->headers = headers.kind == RS_NULL ? NULL : headers.text;
+	switch (work->id.kind)
+	{
+		case RS_INTEGER:
+			delivery->id = rs_print(arena, "%lld", (long long) work->id.integer);
+			break;
+		case RS_REAL:
+			delivery->id = rs_print(arena, "%.17g", work->id.real);
+			break;
+		default:
+			delivery->id = work->id.text;
+	}
+	if (work->payload.kind == RS_INTEGER || work->payload.kind == RS_REAL)
+	{
+		/* A column of numbers is handed over as their text. */
+		int length =
+			work->payload.kind == RS_INTEGER
+				? snprintf(number, sizeof(number), "%lld", (long long) work->payload.integer)
+				: snprintf(number, sizeof(number), "%.17g", work->payload.real);
+
+		delivery->payload = rs_copy_bytes(arena, number, (size_t) length);
+		delivery->payload_length = (size_t) length;
+	}
+	else if (work->payload.kind != RS_NULL)
+	{
+		delivery->payload = work->payload.text;
+		delivery->payload_length = work->payload.length;
+	}
+	return true;
+}
+
+/* The claim's own result: the row may not fit into memory. */
+static rs_result
+check_row(rs_work *work, rs_result result)
+{
+	if (result == RS_DONE && work->worker->delivery_arena.is_exhausted)
+	{
+		rs_error_set(&work->worker->handle->session->error, RUSTSTREAM_NO_MEMORY, "", NULL,
+					 "out of memory");
+		return RS_FAILED;
+	}
+	return result;
+}
+
+static rs_result
+claim(rs_work *work)
+{
+	ruststream_worker *worker = work->worker;
+	rs_session *session = worker->handle->session;
+	rs_operation operation =
+		worker->plan.table.column[RS_ROLE_PAYLOAD] != NULL ? RS_OP_CLAIM_PAYLOAD : RS_OP_CLAIM_ROW;
+	rs_value values[RS_PARAM_COUNT] = {{RS_NULL, 0, 0, NULL, 0}};
+	char now_text[RS_TIME_SIZE + 8];
+	int64_t now;
+	rs_result result = session->driver->now(session, &now);
+
+	if (result != RS_DONE)
+		return result;
+	session->driver->format_time(now, false, now_text);
+	values[RS_PARAM_NOW] = rs_value_of_text(now_text);
+	values[RS_PARAM_GROUP] = rs_value_of_text(worker->plan.subscription.group_name);
+	values[RS_PARAM_LIMIT] = rs_value_of_integer(1);
+	if (rs_table_form(&worker->plan.table) == RS_FORM_LEASE)
+		result = set_token(work, values, now);
+	if (result != RS_DONE)
+		return result;
+
+	if (session->driver->claim != NULL)
+		result = session->driver->claim(session, &worker->plan, values, keep_row, work);
+	else
+		result = rs_plan_run(session, &worker->plan, operation, 0, values, keep_row, work, NULL);
+	result = check_row(work, result);
+	if (result == RS_DONE)
+		rs_worker_trace(worker, RS_STEP_CLAIM, work->has_row ? "1" : "0");
+	return result;
+}
+
+/* --------------------------------------------------------------- handlers */
+
+static bool
+is_utf8(const char *text, size_t length)
+{
+	for (size_t i = 0; i < length;)
+	{
+		unsigned char lead = (unsigned char) text[i];
+		size_t more = lead < 0x80                   ? 0
+					  : lead >= 0xC2 && lead < 0xE0 ? 1
+					  : lead >= 0xE0 && lead < 0xF0 ? 2
+					  : lead >= 0xF0 && lead < 0xF5 ? 3
+													: length;
+
+		if (more >= length - i)
+			return false;
+		for (size_t n = 1; n <= more; n++)
+		{
+			unsigned char next = (unsigned char) text[i + n];
+
+			if ((next & 0xC0) != 0x80)
+				return false;
+			/* Overlong forms, surrogates, and what is beyond Unicode. */
+			if (n == 1 && ((lead == 0xE0 && next < 0xA0) || (lead == 0xED && next > 0x9F) ||
+						   (lead == 0xF0 && next < 0x90) || (lead == 0xF4 && next > 0x8F)))
+				return false;
+		}
+		i += more + 1;
+	}
+	return true;
+}
+
+/* Is the payload what the subscription says that it must be? */
+static bool
+decode(rs_work *work)
+{
+	rs_decode wanted = work->worker->plan.decode;
+	const char *payload = work->delivery.payload;
+	size_t length = work->delivery.payload_length;
+	json_error_t problem;
+	json_t *parsed;
+
+	if (wanted == RS_DECODE_ANY)
+		return true;
+	if (payload == NULL)
+	{
+		rs_work_fail(work, "", NULL, "the payload is NULL");
+		return false;
+	}
+	if (!is_utf8(payload, length))
+	{
+		rs_work_fail(work, "", NULL, "the payload is not UTF-8");
+		return false;
+	}
+	if (wanted == RS_DECODE_TEXT)
+		return true;
+	parsed = json_loadb(payload, length, JSON_DECODE_ANY | JSON_ALLOW_NUL, &problem);
+	if (parsed == NULL)
+	{
+		rs_work_fail(work, "", NULL, "the payload is not JSON: %s", problem.text);
+		return false;
+	}
+	json_decref(parsed);
+	return true;
+}
+
+void
+ruststream_delay(ruststream_delivery *delivery, int64_t delay)
+{
+	rs_work *work = (rs_work *) ((char *) delivery - offsetof(rs_work, delivery));
+
+	work->answer.has_delay = true;
+	work->answer.delay = delay <= 0                           ? 0
+						 : delay > INT64_MAX / RS_MILLISECOND ? INT64_MAX
+															  : delay * RS_MILLISECOND;
+}
+
+void
+ruststream_reason(ruststream_delivery *delivery, const char *reason)
+{
+	rs_work *work = (rs_work *) ((char *) delivery - offsetof(rs_work, delivery));
+
+	(void) snprintf(work->answer.reason, sizeof(work->answer.reason), "%s",
+					reason != NULL ? reason : "");
+}
+
+bool
+ruststream_is_cancelled(const ruststream_delivery *delivery)
+{
+	const rs_work *work = (const rs_work *) ((const char *) delivery - offsetof(rs_work, delivery));
+
+	return rs_watch_is_cancelled(&work->worker->watch);
+}
+
+static rs_result
+call_callback(rs_work *work)
+{
+	static const rs_outcome outcomes[] = {
+		[RUSTSTREAM_ACK] = RS_OUTCOME_ACK,
+		[RUSTSTREAM_RETRY] = RS_OUTCOME_RETRY,
+		[RUSTSTREAM_RETRY_AFTER] = RS_OUTCOME_RETRY_AFTER,
+		[RUSTSTREAM_DISCARD] = RS_OUTCOME_DISCARD,
+		[RUSTSTREAM_DEAD_LETTER] = RS_OUTCOME_DEAD_LETTER,
+	};
+	rs_session *session = work->worker->handle->session;
+	ruststream_outcome answer = work->worker->handler(&work->delivery, work->worker->handler_arg);
+	const char *reason = work->answer.reason;
+	rs_result result = RS_FAILED;
+
+	if ((unsigned) answer < sizeof(outcomes) / sizeof(outcomes[0]))
+	{
+		work->answer.outcome = outcomes[answer];
+		return RS_DONE;
+	}
+	if (answer == RUSTSTREAM_FAIL && session->driver->judge_failure != NULL)
+		result = session->driver->judge_failure(session);
+	if (result != RS_FAILED)
+		return result;
+	if (reason[0] == '\0')
+		reason = answer == RUSTSTREAM_UNDECODABLE ? "the handler could not decode the payload"
+				 : answer == RUSTSTREAM_FAIL      ? "the handler failed"
+												  : "the handler answered no outcome";
+	work->answer.failed = true;
+	work->answer.undecodable = answer == RUSTSTREAM_UNDECODABLE;
+	rs_error_set(&session->error, RUSTSTREAM_DATABASE, "", NULL, "%s", reason);
+	return RS_DONE;
+}
+
+/* Whichever handler it is; what it does wrong is in the answer. */
+static rs_result
+call_handler(rs_work *work)
+{
+	ruststream_worker *worker = work->worker;
+	rs_session *session = worker->handle->session;
+	const rs_driver *driver = session->driver;
+	bool transactional = worker->plan.policy.transactional;
+	rs_result result = RS_DONE;
+
+	work->delivery.connection = driver->native(session);
+	if (worker->handler == NULL && worker->plan.subscription.handler != NULL)
+		return driver->call_handler(session, worker->plan.subscription.handler, &work->delivery,
+									&work->id, &work->payload, transactional, &work->answer);
+	if (driver->guard_handler != NULL)
+		driver->guard_handler(session, true, transactional);
+	if (worker->handler != NULL)
+		result = call_callback(work);
+	else
+		rs_program_run(worker->plan.subscription.program, &work->delivery, &worker->watch,
+					   &work->answer, &session->error);
+	if (driver->guard_handler != NULL)
+		driver->guard_handler(session, false, transactional);
+	return result;
+}
+
+static bool
+keeps_writes(const rs_work *work)
+{
+	return !work->has_error && !work->answer.failed &&
+		   (work->answer.outcome == RS_OUTCOME_ACK || !work->worker->plan.policy.transactional);
+}
+
+/*
+ * Decode the row and call the handler, watched.  RS_DONE: it has answered, or failed
+ * by itself (work->has_error); else what is wrong is more than a failure.
+ */
+static rs_result
+handle(rs_work *work)
+{
+	ruststream_worker *worker = work->worker;
+	rs_session *session = worker->handle->session;
+	bool transactional = worker->plan.policy.transactional;
+	bool timed_out = false;
+	rs_result result;
+
+	if (!decode(work))
+	{
+		work->answer.undecodable = true;
+		return RS_DONE;
+	}
+	rs_worker_trace(worker, RS_STEP_HANDLER, "");
+	if (!rs_watch_begin(&worker->watch, session, &work->id,
+						work->token[0] != '\0' ? work->token : NULL, worker->plan.lease,
+						worker->plan.timeout))
+	{
+		rs_work_fail(work, "", NULL, "no thread could be started to watch the handler");
+		return RS_DONE;
+	}
+	work->holds_lease = work->token[0] != '\0';
+	result = call_handler(work);
+	rs_watch_handler_ended(&worker->watch, &timed_out);
+	RS_FAILPOINT("after_handler");
+
+	if (atomic_load(&worker->interrupts))
+		return RS_DONE; /* whatever it came to: the row is given back */
+	if (timed_out)
+	{
+		rs_work_fail(work, "57014", NULL, "the handler was cancelled after its timeout of %lld ms",
+					 (long long) (worker->plan.timeout / RS_MILLISECOND));
+		return result == RS_LOST ? RS_LOST : RS_DONE;
+	}
+	if (result != RS_DONE)
+		return result;
+	if (work->answer.failed)
+	{
+		work->error = session->error;
+		work->has_error = true;
+	}
+	else if (transactional && keeps_writes(work) && session->driver->check_writes != NULL)
+	{
+		result = session->driver->check_writes(session);
+		if (result != RS_FAILED)
+			return result;
+		work->error = session->error;
+		work->has_error = true;
+		result = RS_DONE;
+	}
+	return result;
+}
+
+/* ----------------------------------------------------------------- ending */
+
+/* One step of what remains after the handler. */
+static rs_result
+take_step(rs_work *work, rs_step step, const rs_settlement *settlement, bool *lost)
+{
+	ruststream_worker *worker = work->worker;
+	rs_session *session = worker->handle->session;
+	rs_result result = RS_DONE;
+
+	switch (step)
+	{
+		case RS_STEP_ROLLBACK_TO:
+			rs_worker_trace(worker, step, "");
+			return session->driver->rollback_to(session);
+		case RS_STEP_ROLLBACK:
+			rs_work_rollback(work);
+			RS_FAILPOINT("after_rollback");
+			return worker->is_loaded ? RS_DONE : RS_LOST;
+		case RS_STEP_BEGIN:
+			return rs_work_begin(work, RS_FOR_US);
+		case RS_STEP_SETTLE:
+			switch (rs_settle_row(work, settlement, &result))
+			{
+				case RS_SETTLED_LOST:
+					*lost = true;
+					return RS_FAILED;
+				case RS_SETTLED_FAILED:
+					return result;
+				case RS_SETTLED:
+					break;
+			}
+			RS_FAILPOINT("after_settle");
+			return rs_record_failure(work);
+		case RS_STEP_COMMIT:
+			RS_FAILPOINT("before_commit");
+			if (work->key != NULL && !session->driver->key_is_held(session, work->key))
+			{
+				*lost = true;
+				return RS_FAILED;
+			}
+			result = rs_work_commit(work);
+			if (result == RS_DONE)
+				RS_FAILPOINT("after_commit");
+			return result;
+		case RS_STEP_UNLOCK:
+			rs_unlock_keys(work);
+			RS_FAILPOINT("after_unlock");
+			return RS_DONE;
+		default:
+			return RS_DONE;
+	}
+}
+
+/* Settle the delivery by what came of its handler, and account for it. */
+static rs_progress
+finish(rs_work *work)
+{
+	ruststream_worker *worker = work->worker;
+	rs_plan *plan = &worker->plan;
+	rs_cause cause = !work->has_error           ? RS_CAUSE_ANSWER
+					 : work->answer.undecodable ? RS_CAUSE_DECODE_ERROR
+												: RS_CAUSE_ERROR;
+	rs_settlement settlement = rs_settle(&plan->table, &plan->policy, cause, work->answer.outcome,
+										 work->answer.has_delay, work->attempt);
+	bool lost = false;
+
+	work->stage = RS_STAGE_SETTLE;
+	if (settlement.lacks_dead_letter)
+		rs_work_fail(work, "55000", "Subscribe again with a dead letter.",
+					 "the handler answered dead_letter, but subscription \"%s\" has none%s%s",
+					 worker->name, work->answer.reason[0] != '\0' ? "; its reason: " : "",
+					 work->answer.reason);
+
+	for (const rs_step *step = settlement.steps; *step != RS_STEP_END; step++)
+	{
+		rs_result result = take_step(work, *step, &settlement, &lost);
+
+		if (result == RS_DONE)
+			continue;
+		if (lost)
+		{
+			rs_work_rollback(work);
+			rs_lose(work);
+			return RS_PROGRESS_DELIVERED;
+		}
+		if (!work->has_error || result != RS_FAILED)
+			work->error = worker->handle->session->error;
+		work->has_error = true;
+		rs_work_rollback(work);
+		return rs_recover(work, result);
+	}
+
+	worker->transient_count = 0;
+	if (settlement.lacks_retry_after)
+		rs_tell(worker->handle,
+				"row %s returns at once: queue \"%s\" has no column for retry_after",
+				work->delivery.id, plan->table.name);
+	if (work->has_error)
+	{
+		rs_report(work);
+		if (settlement.outcome == RS_OUTCOME_RETRY)
+			rs_hold(work);
+	}
+	rs_count_settlement(work, &settlement);
+	return RS_PROGRESS_DELIVERED;
+}
+
+/* What has gone wrong at a claim, or with the transaction of a handler. */
+static rs_progress
+fail(rs_work *work, rs_result result)
+{
+	work->error = work->worker->handle->session->error;
+	work->has_error = true;
+	rs_work_rollback(work);
+	return rs_recover(work, result);
+}
+
+/* The worker was interrupted: nothing of the handler's remains, and the row goes back. */
+static rs_progress
+release(rs_work *work)
+{
+	rs_work_rollback(work);
+	rs_give_back(work);
+	rs_tell(work->worker->handle, "subscription \"%s\": released row %s (attempt %lld)",
+			work->worker->name, work->delivery.id, (long long) work->attempt);
+	return RS_PROGRESS_RELEASED;
+}
+
+/* --------------------------------------------------------------- the lanes */
+
+/* The handler and its end, where the claim is committed. */
+static rs_progress
+deliver_claimed(rs_work *work)
+{
+	rs_result result = RS_DONE;
+
+	work->stage = RS_STAGE_HANDLER;
+	if (atomic_load(&work->worker->interrupts))
+		return release(work);
+	if (work->worker->plan.policy.transactional)
+		result = rs_work_begin(work, RS_FOR_DELIVERY);
+	if (result == RS_DONE)
+	{
+		RS_FAILPOINT("after_begin_delivery");
+		result = handle(work);
+	}
+	if (atomic_load(&work->worker->interrupts))
+		return release(work);
+	return result == RS_DONE ? finish(work) : fail(work, result);
+}
+
+static rs_progress
+nothing_claimed(rs_work *work)
+{
+	rs_result result = rs_work_commit(work);
+
+	if (result != RS_DONE)
+		return fail(work, result);
+	return work->worker->held.count > 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
+}
+
+static rs_progress
+deliver_lease(rs_work *work)
+{
+	rs_result result = rs_work_begin(work, RS_FOR_US);
+
+	if (result == RS_DONE)
+		result = claim(work);
+	if (result != RS_DONE)
+		return fail(work, result);
+	if (!work->has_row)
+		return nothing_claimed(work);
+	RS_FAILPOINT("after_claim");
+	result = rs_work_commit(work);
+	if (result != RS_DONE)
+		return fail(work, result);
+	RS_FAILPOINT("after_claim_commit");
+	return deliver_claimed(work);
+}
+
+static rs_progress
+deliver_row_lock(rs_work *work)
+{
+	ruststream_worker *worker = work->worker;
+	rs_session *session = worker->handle->session;
+	rs_result result = rs_work_begin(work, RS_FOR_DELIVERY);
+
+	if (result == RS_DONE)
+		result = claim(work);
+	if (result != RS_DONE)
+		return fail(work, result);
+	if (!work->has_row)
+		return nothing_claimed(work);
+	RS_FAILPOINT("after_claim");
+	work->stage = RS_STAGE_HANDLER;
+	rs_worker_trace(worker, RS_STEP_SAVEPOINT, "");
+	result = session->driver->savepoint(session);
+	if (result == RS_DONE)
+		result = handle(work);
+	if (atomic_load(&worker->interrupts))
+		return release(work);
+	return result == RS_DONE ? finish(work) : fail(work, result);
+}
+
+/* ---------------------------------------------------------- advisory keys */
+
+void
+rs_unlock_keys(rs_work *work)
+{
+	rs_session *session = work->worker->handle->session;
+
+	if (work->key == NULL)
+		return;
+	rs_worker_trace(work->worker, RS_STEP_UNLOCK, "");
+	session->driver->unlock_key(session, work->key);
+	if (work->partition != NULL)
+		session->driver->unlock_key(session, work->partition);
+	work->key = NULL;
+	work->partition = NULL;
+}
+
+#define MAX_CANDIDATES 8
+
+typedef struct candidates
+{
+	rs_work *work;
+	int count;
+	rs_value ids[MAX_CANDIDATES];
+	const char *keys[MAX_CANDIDATES];
+	const char *partitions[MAX_CANDIDATES];
+} candidates;
+
+/* id, key, and what of the partition key is to be locked beside it. */
+static bool
+keep_candidate(void *arg, const rs_value *columns, int count)
+{
+	candidates *found = arg;
+	const rs_table *table = &found->work->worker->plan.table;
+	rs_arena *arena = &found->work->worker->delivery_arena;
+	int n = found->count;
+	rs_value key = rs_copy_value(arena, &columns[1]);
+
+	if (n == MAX_CANDIDATES)
+		return false;
+	found->ids[n] = rs_copy_value(arena, &columns[0]);
+	found->keys[n] = key.kind == RS_NULL ? "" : key.text;
+	found->partitions[n] = NULL;
+	if (count > 2 && columns[2].kind == RS_INTEGER)
+		found->partitions[n] = rs_print(arena, "%s.%s:key:%lld", table->schema, table->name,
+										(long long) columns[2].integer);
+	else if (count > 2 && columns[2].kind != RS_NULL)
+		found->partitions[n] = rs_print(arena, "%s.%s:key:%.*s", table->schema, table->name,
+										(int) columns[2].length, columns[2].text);
+	found->count = n + 1;
+	return true;
+}
+
+/* Lock a candidate's key, and the one of its partition. */
+static rs_result
+lock_keys(rs_work *work, const char *key, const char *partition, bool *locked)
+{
+	rs_session *session = work->worker->handle->session;
+	rs_result result = session->driver->lock_key(session, key, locked);
+
+	if (result == RS_DONE && *locked && partition != NULL)
+	{
+		result = session->driver->lock_key(session, partition, locked);
+		if (result != RS_DONE || !*locked)
+			session->driver->unlock_key(session, key);
+	}
+	if (result != RS_DONE)
+		return result;
+	rs_worker_trace(work->worker, RS_STEP_LOCK, *locked ? "" : "0");
+	if (*locked)
+	{
+		work->key = key;
+		work->partition = partition;
+	}
+	return RS_DONE;
+}
+
+/* Take the row whose key is locked, unless it has been settled meanwhile. */
+static rs_result
+take(rs_work *work, const rs_value *id)
+{
+	ruststream_worker *worker = work->worker;
+	rs_session *session = worker->handle->session;
+	rs_operation operation =
+		worker->plan.table.column[RS_ROLE_PAYLOAD] != NULL ? RS_OP_TAKE_PAYLOAD : RS_OP_TAKE_ROW;
+	rs_value values[RS_PARAM_COUNT] = {{RS_NULL, 0, 0, NULL, 0}};
+	char now_text[RS_TIME_SIZE + 8];
+	rs_result result = rs_work_begin(work, RS_FOR_US);
+
+	if (result == RS_DONE)
+		result = rs_now_text(session, now_text);
+	if (result != RS_DONE)
+		return result;
+	values[RS_PARAM_ID] = *id;
+	values[RS_PARAM_NOW] = rs_value_of_text(now_text);
+	values[RS_PARAM_GROUP] = rs_value_of_text(worker->plan.subscription.group_name);
+	values[RS_PARAM_KEY] = rs_value_of_text(work->key);
+	for (int i = 0; i < rs_plan_count(&worker->plan, operation) && result == RS_DONE; i++)
+		result = rs_plan_run(session, &worker->plan, operation, i, values, keep_row, work, NULL);
+	result = check_row(work, result);
+	if (result != RS_DONE)
+		return result;
+	rs_worker_trace(worker, RS_STEP_TAKE, work->has_row ? "" : "0");
+	return rs_work_commit(work);
+}
+
+static rs_result
+find_candidates(rs_work *work, candidates *found)
+{
+	ruststream_worker *worker = work->worker;
+	rs_session *session = worker->handle->session;
+	rs_value values[RS_PARAM_COUNT] = {{RS_NULL, 0, 0, NULL, 0}};
+	char now_text[RS_TIME_SIZE + 8];
+	char number[16];
+	rs_result result = rs_work_begin(work, RS_FOR_US);
+
+	if (result == RS_DONE)
+		result = rs_now_text(session, now_text);
+	if (result != RS_DONE)
+		return result;
+	values[RS_PARAM_NOW] = rs_value_of_text(now_text);
+	values[RS_PARAM_GROUP] = rs_value_of_text(worker->plan.subscription.group_name);
+	values[RS_PARAM_LIMIT] = rs_value_of_integer(MAX_CANDIDATES);
+	values[RS_PARAM_HELD_TOO] = rs_value_of_integer(0);
+	result = check_row(work, rs_plan_run(session, &worker->plan, RS_OP_CANDIDATES, 0, values,
+										 keep_candidate, found, NULL));
+	if (result != RS_DONE)
+		return result;
+	(void) snprintf(number, sizeof(number), "%d", found->count);
+	rs_worker_trace(worker, RS_STEP_CLAIM, number);
+	return rs_work_commit(work);
+}
+
+static rs_progress
+deliver_advisory(rs_work *work)
+{
+	candidates found = {.work = work};
+	rs_result result = find_candidates(work, &found);
+
+	if (result != RS_DONE)
+		return fail(work, result);
+	for (int i = 0; i < found.count; i++)
+	{
+		bool locked = false;
+
+		result = lock_keys(work, found.keys[i], found.partitions[i], &locked);
+		if (result == RS_DONE && !locked)
+			continue;
+		if (result == RS_DONE)
+		{
+			RS_FAILPOINT("after_lock");
+			result = take(work, &found.ids[i]);
+		}
+		if (result != RS_DONE)
+			return fail(work, result);
+		if (work->has_row)
+		{
+			RS_FAILPOINT("after_take");
+			return deliver_claimed(work);
+		}
+		rs_unlock_keys(work);
+	}
+	/* Candidates that others were quicker to take are reason to look again. */
+	if (found.count > 0)
+		return RS_PROGRESS_TRANSIENT;
+	return work->worker->held.count > 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
+}
+
+rs_progress
+rs_deliver(ruststream_worker *worker)
+{
+	rs_work work = {.worker = worker};
+	rs_progress progress;
+
+	rs_arena_reset(&worker->delivery_arena);
+	work.delivery.handle = worker->handle;
+	work.delivery.subscription = worker->name;
+	work.delivery.queue = worker->plan.table.name;
+	switch (rs_table_form(&worker->plan.table))
+	{
+		case RS_FORM_LEASE:
+			progress = deliver_lease(&work);
+			break;
+		case RS_FORM_ADVISORY_LOCK:
+			progress = deliver_advisory(&work);
+			break;
+		default:
+			progress = deliver_row_lock(&work);
+	}
+	if (progress == RS_PROGRESS_DELIVERED)
+		worker->delivered++;
+	return progress;
+}

@@ -1,0 +1,71 @@
+/*-------------------------------------------------------------------------
+ *
+ * driver_sqlite.h
+ *	  What the files of the SQLite driver share; the only one that includes
+ *	  SQLite's own header.
+ *
+ *	driver_sqlite.c			connections, transactions, statements
+ *	driver_sqlite_table.c	looking at a table
+ *	driver_sqlite_handler.c	handlers that are SQL
+ *	keys.c					advisory keys, which are the process's
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef RUSTSTREAM_DRIVER_SQLITE_H
+#define RUSTSTREAM_DRIVER_SQLITE_H
+
+#include <sqlite3.h>
+
+#include "client/client.h"
+#include "client/keys.h"
+
+/* The oldest version with RETURNING. */
+#define RS_SQLITE_OLDEST 3035000
+
+/* Statements of a handler that are kept prepared. */
+#define RS_MAX_HANDLER_STATEMENTS 16
+
+typedef struct rs_sqlite_session
+{
+	rs_session base;
+	sqlite3 *db;
+	sqlite3_stmt *kept[RS_SLOT_COUNT];
+
+	int64_t busy_limit; /* microseconds that a lock is waited for */
+	int64_t busy_until; /* of the statement under way; monotonic */
+
+	/* A handler that is SQL: its statements, and what it has answered. */
+	char *handler;
+	sqlite3_stmt *handler_statements[RS_MAX_HANDLER_STATEMENTS];
+	size_t handler_ends[RS_MAX_HANDLER_STATEMENTS]; /* where in the text each of them ends */
+	int handler_count;
+	rs_answer *answer; /* while it runs */
+
+	bool guards; /* a handler runs: transactions are not its to end */
+
+	rs_key_file *keys; /* once the advisory lock form is used */
+	int64_t data_version;
+} rs_sqlite_session;
+
+extern rs_result rs_sqlite_fail(rs_sqlite_session *session);
+extern rs_result rs_sqlite_bind(rs_sqlite_session *session, sqlite3_stmt *statement,
+								const rs_value *values, int count);
+extern rs_value rs_sqlite_column(sqlite3_stmt *statement, int column);
+
+/* driver_sqlite_table.c */
+extern rs_result rs_sqlite_look(rs_session *base, const rs_table *table, rs_arena *arena,
+								rs_look *look);
+
+/* driver_sqlite_handler.c */
+extern bool rs_sqlite_register_functions(rs_sqlite_session *session);
+extern rs_result rs_sqlite_check_handler(rs_session *base, const char *handler);
+extern rs_result rs_sqlite_call_handler(rs_session *base, const char *handler,
+										const ruststream_delivery *delivery, const rs_value *id,
+										const rs_value *payload, bool transactional,
+										rs_answer *answer);
+extern void rs_sqlite_guard(rs_session *base, bool on, bool transactional);
+extern rs_result rs_sqlite_check_writes(rs_session *base);
+extern rs_result rs_sqlite_judge_failure(rs_session *base);
+extern void rs_sqlite_forget_handler(rs_sqlite_session *session);
+
+#endif /* RUSTSTREAM_DRIVER_SQLITE_H */
