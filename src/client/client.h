@@ -140,6 +140,7 @@ typedef struct rs_plan
 	rs_destination destination;
 	rs_subscription subscription; /* of a subscription's plan */
 	rs_policy policy;
+	const char *warning; /* a constant: what is allowed, but had better be known; or NULL */
 	rs_decode decode;
 	int64_t lease; /* microseconds, as the following; whole seconds */
 	int64_t timeout;
