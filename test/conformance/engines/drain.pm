@@ -8,21 +8,38 @@ our @ISA = ('Conformance::postgresql');
 
 # What README.md says of the handler.
 my $HANDLER = <<'SQL';
-CREATE FUNCTION handle(payload text) RETURNS ruststream.outcome LANGUAGE plpgsql AS $$
+CREATE FUNCTION handle(word text) RETURNS ruststream.outcome LANGUAGE plpgsql AS $$
+DECLARE
+	nth integer := ruststream.attempt();
+	row_id bigint := (ruststream.delivery()).id::bigint;
 BEGIN
-	INSERT INTO effect (payload, attempt) VALUES (handle.payload, ruststream.attempt());
+	INSERT INTO effect (payload, attempt, anchor) VALUES (word, nth,
+		CASE WHEN word = 'orphan' OR (word = 'orphan_once' AND nth = 1) THEN 1 END);
 	CASE
-		WHEN payload = 'discard' THEN RETURN ruststream.discard();
-		WHEN payload = 'retry' THEN RETURN ruststream.retry();
-		WHEN payload = 'later' THEN RETURN ruststream.retry_after('1 h');
-		WHEN payload = 'dead' THEN RETURN ruststream.dead_letter();
-		WHEN payload = 'retry_once' AND ruststream.attempt() = 1 THEN RETURN ruststream.retry();
-		WHEN payload = 'later_once' AND ruststream.attempt() = 1 THEN RETURN ruststream.retry_after('0');
-		WHEN payload = 'error' OR (payload = 'error_once' AND ruststream.attempt() = 1) THEN PERFORM 1 / 0;
+		WHEN word = 'discard' THEN RETURN ruststream.discard();
+		WHEN word = 'retry' THEN RETURN ruststream.retry();
+		WHEN word = 'later' THEN RETURN ruststream.retry_after('1 h');
+		WHEN word = 'dead' THEN RETURN ruststream.dead_letter();
+		WHEN word = 'retry_once' AND nth = 1 THEN RETURN ruststream.retry();
+		WHEN word = 'later_once' AND nth = 1 THEN RETURN ruststream.retry_after('0');
+		WHEN word = 'error' OR (word = 'error_once' AND nth = 1) THEN PERFORM 1 / 0;
+		WHEN word IN ('publish', 'publish_error') THEN
+			INSERT INTO jobs (payload) VALUES ('child');
+			IF word = 'publish_error' THEN PERFORM 1 / 0; END IF;
+		WHEN word = 'ended' THEN DELETE FROM jobs WHERE id = row_id;
+		WHEN word = 'steal' THEN UPDATE jobs SET locked_until = 'infinity' WHERE id = row_id;
+		WHEN word = 'unlock_once' AND nth = 1 THEN PERFORM pg_advisory_unlock_all();
+		WHEN word = 'transient' OR (word = 'transient_once' AND nextval('tries') = 1) THEN PERFORM transient();
 		ELSE NULL;
 	END CASE;
 	RETURN ruststream.ack();
 END $$
+SQL
+
+# The same for payloads that have to be JSON.
+my $JSON_HANDLER = <<'SQL';
+CREATE FUNCTION handle(payload jsonb) RETURNS ruststream.outcome LANGUAGE sql
+RETURN handle(payload #>> '{}')
 SQL
 
 sub available
@@ -38,7 +55,7 @@ sub setup
 	my ($self, $scenario) = @_;
 	$self->sql("SELECT ruststream.unsubscribe('jobs') FROM ruststream.status WHERE subscription = 'jobs'");
 	$self->setup_tables($scenario);
-	$self->sql($HANDLER);
+	$self->sql($HANDLER, $JSON_HANDLER);
 	return;
 }
 
@@ -78,8 +95,10 @@ sub subscribe
 {
 	my ($self, $scenario) = @_;
 	my %settings = %{ $scenario->{settings} };
-	my %argument = (name => "'jobs'", queue => "'jobs'", handler => "'handle'", workers => 0, poll_interval => "'50 ms'");
+	my %argument = (name => "'jobs'", queue => "'jobs'", workers => 0, poll_interval => "'50 ms'");
 
+	my $json = (delete $settings{decode} // '') eq 'json';
+	$argument{handler} = $json ? "'handle(jsonb)'" : "'handle(text)'";
 	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
 	$argument{$_} = literal($settings{$_}) for keys %settings;
 	my ($text, $well) = $self->try('SELECT ruststream.subscribe(' . arguments(%argument) . ')');

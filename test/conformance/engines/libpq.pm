@@ -8,7 +8,11 @@ our @ISA = ('Conformance::postgresql');
 
 # What README.md says of the handler.
 my $HANDLER = <<'SQL';
-INSERT INTO effect (payload, attempt) VALUES (:payload, :attempt);
+INSERT INTO effect (payload, attempt, anchor) VALUES (:payload, :attempt,
+	CASE WHEN :payload = 'orphan' OR (:payload = 'orphan_once' AND :attempt = 1) THEN 1 END);
+INSERT INTO jobs (payload) SELECT 'child' WHERE :payload IN ('publish', 'publish_error');
+DELETE FROM jobs WHERE id = :id AND :payload = 'ended';
+SELECT pg_advisory_unlock_all() WHERE :payload = 'unlock_once' AND :attempt = 1;
 SELECT CASE
 	WHEN :payload = 'discard' THEN ruststream_discard()
 	WHEN :payload = 'retry' THEN ruststream_retry()
@@ -16,7 +20,8 @@ SELECT CASE
 	WHEN :payload = 'dead' THEN ruststream_dead_letter()
 	WHEN :payload = 'retry_once' AND :attempt = 1 THEN ruststream_retry()
 	WHEN :payload = 'later_once' AND :attempt = 1 THEN ruststream_retry_after(0)
-	WHEN :payload = 'error' OR (:payload = 'error_once' AND :attempt = 1) THEN (1 / 0)::text
+	WHEN :payload = 'transient' OR (:payload = 'transient_once' AND nextval('tries') = 1) THEN transient()
+	WHEN :payload IN ('error', 'publish_error') OR (:payload = 'error_once' AND :attempt = 1) THEN (1 / 0)::text
 END
 SQL
 
@@ -46,6 +51,14 @@ sub run
 	return ($text, $? == 0);
 }
 
+# What steals the lease is a statement of its own: only a lease's table has the column.
+sub handler
+{
+	my ($scenario) = @_;
+	return $HANDLER unless $scenario->{form} eq 'lease';
+	return "UPDATE jobs SET locked_until = 'infinity' WHERE id = :id AND :payload = 'steal';\n$HANDLER";
+}
+
 sub setup
 {
 	my ($self, $scenario) = @_;
@@ -73,7 +86,7 @@ sub subscribe
 {
 	my ($self, $scenario) = @_;
 	my %settings = %{ $scenario->{settings} };
-	my @options = ('--handler', $HANDLER);
+	my @options = ('--handler', handler($scenario));
 
 	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
 	push @options, '--' . tr/_/-/r, $settings{$_} for sort keys %settings;

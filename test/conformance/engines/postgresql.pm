@@ -41,21 +41,23 @@ sub columns
 	return join ', ', @columns, 'payload text';
 }
 
-# An empty schema; the tables, and what refuses an effect at the end of its transaction.
+# An empty schema, and the tables.
 sub setup_tables
 {
 	my ($self, $scenario) = @_;
 	my $columns = $self->columns($scenario);
 
-	$self->sql('SET client_min_messages = warning', 'DROP SCHEMA public CASCADE', 'CREATE SCHEMA public',
+	$self->sql('SET client_min_messages = warning', 'ALTER DATABASE postgres RESET ALL', 'DROP SCHEMA public CASCADE', 'CREATE SCHEMA public',
 		"CREATE TABLE jobs ($columns)", "CREATE TABLE dead ($columns)",
-		'CREATE TABLE effect (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload text, attempt integer)',
-		q{CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'refused'; END$$},
-		q{CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED
-			FOR EACH ROW WHEN (NEW.payload = 'deferred_once' AND NEW.attempt = 1) EXECUTE FUNCTION refuse()},
-		q{CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$
-			BEGIN IF TG_OP = 'DELETE' OR to_jsonb(NEW) ->> 'processed_at' IS NOT NULL THEN RAISE 'kept'; END IF; RETURN NEW; END$$});
-	$self->sql($_) for @{ $scenario->{given} // [] };
+		'CREATE TABLE anchor (id integer PRIMARY KEY)',
+		'CREATE TABLE effect (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, payload text, attempt integer,'
+		  . ' anchor integer REFERENCES anchor DEFERRABLE INITIALLY DEFERRED)',
+		'CREATE SEQUENCE tries',
+		q{CREATE FUNCTION transient() RETURNS text LANGUAGE plpgsql AS $$BEGIN RAISE 'transient' USING ERRCODE = '40001'; END$$},
+		q{CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'kept'; END$$},
+		q{CREATE TRIGGER keep BEFORE DELETE ON jobs FOR EACH ROW WHEN (OLD.payload = 'kept') EXECUTE FUNCTION keep()});
+	$self->sql("INSERT INTO dead (id, payload) VALUES ($_, 'there')") for @{ $scenario->{taken} // [] };
+	$self->sql("ALTER DATABASE postgres SET default_transaction_isolation = '$scenario->{server_isolation}'") if $scenario->{server_isolation};
 	return;
 }
 
