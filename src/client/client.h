@@ -339,6 +339,14 @@ extern void rs_work_fail(rs_work *work, const char *state, const char *hint, con
 						 ...) __attribute__((format(printf, 4, 5)));
 extern void rs_unlock_keys(rs_work *work);
 
+/* --------------------------------------------------------------- handle.c */
+
+/*
+ * Decode the row and call the handler, watched.  RS_DONE: it has answered, or failed
+ * by itself (work->has_error); else what is wrong is more than a failure.
+ */
+extern rs_result rs_handle(rs_work *work);
+
 /* ------------------------------------------------------------- settle_row.c */
 
 typedef enum rs_settled

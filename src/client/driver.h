@@ -156,10 +156,10 @@ typedef struct rs_column
 /* What a driver sees of a table; memory is the arena's. */
 typedef struct rs_look
 {
-	const char *schema; /* as statements are to name it */
-	const char *name;	/* as the engine spells it */
+	const char *schema;    /* as statements are to name it */
+	const char *name;      /* as the engine spells it */
 	const char *full_name; /* as our tables have it, where that is not name; else NULL */
-	bool only; /* a plain table: rows of tables that inherit from it are not its */
+	bool only;             /* a plain table: rows of tables that inherit from it are not its */
 	rs_column *columns;
 	int column_count;
 	bool id_is_unique;     /* by itself, always: no partial or deferred index */

@@ -7,6 +7,7 @@
  */
 #include "client/client.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
@@ -366,10 +367,12 @@ ruststream_worker_close(ruststream_worker *worker)
 void
 ruststream_worker_stop(ruststream_worker *worker)
 {
+	int kept = errno;
+
 	atomic_store(&worker->stops, true);
-	/* A full pipe is as good as one more byte. */
+	/* A full pipe is as good as one more byte; and a signal handler leaves errno alone. */
 	if (write(worker->stop_pipe[1], "", 1) != 1)
-		return;
+		errno = kept;
 }
 
 void
@@ -518,6 +521,22 @@ rest_broken(ruststream_worker *worker)
 	wait_for(worker, worker->plan.poll_interval > 0 ? worker->plan.poll_interval : RS_SECOND);
 }
 
+/*
+ * Rows are left alone, and nothing else is due: until the first of them may be had, which it may be
+ * by now, or there may be something new.
+ */
+static void
+rest_held(ruststream_worker *worker)
+{
+	int64_t now = rs_monotonic();
+	int64_t next = rs_let_go(worker, now);
+
+	if (next == INT64_MAX)
+		return;
+	wait_for(worker,
+			 next - now < worker->plan.poll_interval ? next - now : worker->plan.poll_interval);
+}
+
 /* One turn; false: this is the end. */
 static bool
 turn(ruststream_worker *worker, ruststream_run how)
@@ -532,7 +551,7 @@ turn(ruststream_worker *worker, ruststream_run how)
 		case RS_PROGRESS_RELEASED:
 			return false;
 		case RS_PROGRESS_HELD:
-			wait_for(worker, rs_let_go(worker, rs_monotonic()) - rs_monotonic());
+			rest_held(worker);
 			break;
 		case RS_PROGRESS_NOTHING:
 			if (how == RUSTSTREAM_DRAIN)
