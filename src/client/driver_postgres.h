@@ -7,7 +7,8 @@
  *	driver_postgres.c			connections, errors, transactions
  *	driver_postgres_execute.c	statements, what they take and return
  *	driver_postgres_claim.c		claims of FIFO groups and partition keys
- *	driver_postgres_handler.c	handlers that are SQL
+ *	driver_postgres_text.c		the text of a handler that is SQL
+ *	driver_postgres_handler.c	running it, and how it answers
  *	driver_postgres_key.c		advisory keys, and poolers that lose them
  *	driver_postgres_table.c		looking at a table
  *	driver_postgres_catalog.c	our own tables
@@ -159,6 +160,37 @@ extern void rs_postgres_format_time(int64_t time, bool is_token, char buffer[RS_
 
 extern rs_result rs_postgres_claim(rs_session *base, struct rs_plan *plan, rs_value *values,
 								   rs_row_callback row, void *arg);
+
+/* ----------------------------------------------------- driver_postgres_text.c */
+
+/* What a handler is given, by these names in its text. */
+enum
+{
+	RS_GIVEN_ID,
+	RS_GIVEN_PAYLOAD,
+	RS_GIVEN_ATTEMPT,
+	RS_GIVEN_HEADERS,
+	RS_GIVEN_COUNT
+};
+
+typedef struct rs_postgres_statement
+{
+	char *text; /* with $1, $2, .. */
+	int given[RS_GIVEN_COUNT];
+	int count;
+	bool ends_transactions; /* or begins them */
+} rs_postgres_statement;
+
+typedef struct rs_postgres_handler
+{
+	char *source;
+	rs_arena arena;
+	rs_postgres_statement *statements;
+	int count;
+} rs_postgres_handler;
+
+/* Read a handler's text; NULL: out of memory. */
+extern rs_postgres_handler *rs_postgres_read_handler(const char *source);
 
 /* -------------------------------------------------- driver_postgres_handler.c */
 
