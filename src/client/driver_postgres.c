@@ -8,8 +8,8 @@
  * user's runs in between.
  *
  * Our statements are kept prepared and planned with what would scan or sort a queue disabled,
- *whatever the statistics said when they were planned.  These settings are on (plans_our_way) while
- *our statements run, and off while a handler does.
+ * whatever the statistics said when they were planned.  These settings are on (plans_our_way) while
+ * our statements run, and off while a handler does.
  *
  *-------------------------------------------------------------------------
  */

@@ -13,8 +13,8 @@
  *	   AND .. FOR UPDATE SKIP LOCKED
  *
  * A partition key has the guard 'public.jobs:key:' || key, and its head is the first row that is
- *due. Which key comes next is looked for among the rows that are due, in claim order, past keys
- *that are guarded now.
+ * due. Which key comes next is looked for among the rows that are due, in claim order, past keys
+ * that are guarded now.
  *
  *-------------------------------------------------------------------------
  */

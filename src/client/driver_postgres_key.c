@@ -4,8 +4,8 @@
  *	  The PostgreSQL driver: advisory keys, and poolers that lose them.
  *
  * A key is a lock of the session's, on hashtextextended(key, 0).  A pooler in transaction mode
- *gives each transaction whichever session is free: a key would stay behind with one of them, held
- *by nobody who knows of it.
+ * gives each transaction whichever session is free: a key would stay behind with one of them, held
+ * by nobody who knows of it.
  *
  *-------------------------------------------------------------------------
  */

@@ -118,6 +118,19 @@ pg(q{INSERT INTO locked (payload) VALUES ('1'), ('2')});
 run('work', $url, '--drain');
 is(pg(q{SELECT count(*), (SELECT count(*) FROM ruststream_failure WHERE message LIKE 'a handler cannot COPY%') FROM locked}), '0|2', '.. fails, and the connection goes on');
 
+# ------------------------------------------------------------- callbacks
+
+SKIP:
+{
+	my $program = program() =~ s{library/ruststream$}{postgres_test}r;
+	skip 'postgres_test is not built', 1 unless $program ne program() && -x $program;
+	fresh();
+	local $ENV{RUSTSTREAM_LOOK} = "host=$server->{directory} user=postgres dbname=postgres";
+	my $out = `$program '$url' 2>&1`;
+	is($?, 0, 'callbacks in C');
+	unlike($out, qr/^not ok/m, '.. do and are refused what they should') or diag($out);
+}
+
 # ------------------------------------------------------------- killed at each point
 
 my %POINTS = (

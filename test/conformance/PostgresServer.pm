@@ -46,7 +46,7 @@ CONF
 	}
 	print $conf "$option{conf}\n" if defined $option{conf};
 	close $conf;
-	eval { $self->start; 1 } or do { warn $@; return };
+	eval { $self->start; 1 } or return;
 	return $self;
 }
 

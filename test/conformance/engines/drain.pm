@@ -108,7 +108,7 @@ sub subscribe
 sub drain
 {
 	my ($self) = @_;
-	my ($text, $well) = $self->try('SET ruststream.trace = on', q{CALL ruststream.drain('jobs')});
+	my ($text, $well) = $self->try('SET ruststream.trace = on', q{SET statement_timeout = '60 s'}, q{CALL ruststream.drain('jobs')});
 	die $text unless $well;
 	return grep { defined } map { /^NOTICE:  (.*)$/ ? $1 : undef } split /\n/, $text;
 }

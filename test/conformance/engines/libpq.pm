@@ -44,7 +44,7 @@ sub run
 	if ($pid == 0)
 	{
 		open(STDERR, '>&', \*STDOUT) or die "dup: $!\n";
-		exec { $self->{program} } $self->{program}, @command or die "$self->{program}: $!\n";
+		exec 'timeout', '60', $self->{program}, @command or die "$self->{program}: $!\n";
 	}
 	my $text = do { local $/; <$out> } // '';
 	close $out;
