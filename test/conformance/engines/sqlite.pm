@@ -17,7 +17,10 @@ my %TYPE = (
 
 # What README.md says of the handler.
 my $HANDLER = <<'SQL';
-INSERT INTO effect (payload, attempt) VALUES (:payload, :attempt);
+INSERT INTO effect (payload, attempt, anchor) VALUES (:payload, :attempt,
+	CASE WHEN :payload = 'orphan' OR (:payload = 'orphan_once' AND :attempt = 1) THEN 1 END);
+INSERT INTO jobs (payload) SELECT 'child' WHERE :payload IN ('publish', 'publish_error');
+DELETE FROM jobs WHERE id = :id AND :payload = 'ended';
 SELECT CASE
 	WHEN :payload = 'discard' THEN ruststream_discard()
 	WHEN :payload = 'retry' THEN ruststream_retry()
@@ -25,7 +28,7 @@ SELECT CASE
 	WHEN :payload = 'dead' THEN ruststream_dead_letter()
 	WHEN :payload = 'retry_once' AND :attempt = 1 THEN ruststream_retry()
 	WHEN :payload = 'later_once' AND :attempt = 1 THEN ruststream_retry_after(0)
-	WHEN :payload = 'error' OR (:payload = 'error_once' AND :attempt = 1) THEN abs(-9223372036854775808)
+	WHEN :payload IN ('error', 'publish_error') OR (:payload = 'error_once' AND :attempt = 1) THEN abs(-9223372036854775808)
 END
 SQL
 
@@ -85,7 +88,10 @@ sub setup
 	$self->{file} = "$self->{directory}/queue.db";
 	unlink map { "$self->{file}$_" } '', '-wal', '-shm', '-journal', '-ruststream';
 	$self->sql("CREATE TABLE jobs ($columns); CREATE TABLE dead ($columns);"
-		  . 'CREATE TABLE effect (number INTEGER PRIMARY KEY, payload TEXT, attempt INTEGER)');
+		  . 'CREATE TABLE anchor (id INTEGER PRIMARY KEY);'
+		  . 'CREATE TABLE effect (number INTEGER PRIMARY KEY, payload TEXT, attempt INTEGER, anchor INTEGER REFERENCES anchor DEFERRABLE INITIALLY DEFERRED);'
+		  . "CREATE TRIGGER keep BEFORE DELETE ON jobs WHEN OLD.payload = 'kept' BEGIN SELECT RAISE(ABORT, 'kept'); END");
+	$self->sql("INSERT INTO dead (id, payload) VALUES ($_, 'there')") for @{ $scenario->{taken} // [] };
 	my ($text, $well) = $self->run($self->{program}, 'install', "sqlite:$self->{file}");
 	die $text unless $well;
 	return;
@@ -108,12 +114,19 @@ sub describe
 	return $well ? '' : $text;
 }
 
-# SQL unless the scenario asks for more: the handler is the same text for all.
+# What steals the lease is a statement of its own: only a lease's table has the column.
+sub handler
+{
+	my ($scenario) = @_;
+	return $HANDLER unless $scenario->{form} eq 'lease';
+	return "UPDATE jobs SET locked_until = '9999-12-31T00:00:00+00:00' WHERE id = :id AND :payload = 'steal';\n$HANDLER";
+}
+
 sub subscribe
 {
 	my ($self, $scenario) = @_;
 	my %settings = %{ $scenario->{settings} };
-	my @options = ('--handler', $HANDLER);
+	my @options = ('--handler', handler($scenario));
 
 	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
 	push @options, '--' . $_ =~ tr/_/-/r, $settings{$_} for sort keys %settings;

@@ -1,0 +1,116 @@
+# The drain column: the extension, in the session that calls ruststream.drain.
+package Conformance::drain;
+use strict;
+use warnings;
+
+use engines::postgresql;
+our @ISA = ('Conformance::postgresql');
+
+# What README.md says of the handler.
+my $HANDLER = <<'SQL';
+CREATE FUNCTION handle(word text) RETURNS ruststream.outcome LANGUAGE plpgsql AS $$
+DECLARE
+	nth integer := ruststream.attempt();
+	row_id bigint := (ruststream.delivery()).id::bigint;
+BEGIN
+	INSERT INTO effect (payload, attempt, anchor) VALUES (word, nth,
+		CASE WHEN word = 'orphan' OR (word = 'orphan_once' AND nth = 1) THEN 1 END);
+	CASE
+		WHEN word = 'discard' THEN RETURN ruststream.discard();
+		WHEN word = 'retry' THEN RETURN ruststream.retry();
+		WHEN word = 'later' THEN RETURN ruststream.retry_after('1 h');
+		WHEN word = 'dead' THEN RETURN ruststream.dead_letter();
+		WHEN word = 'retry_once' AND nth = 1 THEN RETURN ruststream.retry();
+		WHEN word = 'later_once' AND nth = 1 THEN RETURN ruststream.retry_after('0');
+		WHEN word = 'error' OR (word = 'error_once' AND nth = 1) THEN PERFORM 1 / 0;
+		WHEN word IN ('publish', 'publish_error') THEN
+			INSERT INTO jobs (payload) VALUES ('child');
+			IF word = 'publish_error' THEN PERFORM 1 / 0; END IF;
+		WHEN word = 'ended' THEN DELETE FROM jobs WHERE id = row_id;
+		WHEN word = 'steal' THEN UPDATE jobs SET locked_until = 'infinity' WHERE id = row_id;
+		WHEN word = 'unlock_once' AND nth = 1 THEN PERFORM pg_advisory_unlock_all();
+		WHEN word = 'transient' OR (word = 'transient_once' AND nextval('tries') = 1) THEN PERFORM transient();
+		ELSE NULL;
+	END CASE;
+	RETURN ruststream.ack();
+END $$
+SQL
+
+# The same for payloads that have to be JSON.
+my $JSON_HANDLER = <<'SQL';
+CREATE FUNCTION handle(payload jsonb) RETURNS ruststream.outcome LANGUAGE sql
+RETURN handle(payload #>> '{}')
+SQL
+
+sub available
+{
+	my ($self) = @_;
+	$self->{server} = PostgresServer->new(preload => 1, conf => 'ruststream.max_workers = 16') or return 'there is no PostgreSQL server with the extension';
+	my ($text, $well) = $self->try('CREATE EXTENSION IF NOT EXISTS ruststream');
+	return $well ? '' : "the extension cannot be made: $text";
+}
+
+sub setup
+{
+	my ($self, $scenario) = @_;
+	$self->sql("SELECT ruststream.unsubscribe('jobs') FROM ruststream.status WHERE subscription = 'jobs'");
+	$self->setup_tables($scenario);
+	$self->sql($HANDLER, $JSON_HANDLER);
+	return;
+}
+
+sub literal
+{
+	my ($value) = @_;
+	return 'NULL' unless defined $value;
+	return "'" . $value =~ s/'/''/gr . "'";
+}
+
+# name => literal, in the notation of SQL's calls
+sub arguments
+{
+	my (%argument) = @_;
+	return join ', ', map { "$_ => $argument{$_}" } sort keys %argument;
+}
+
+# The index that claims need is made as the notice says.
+sub describe
+{
+	my ($self, $scenario) = @_;
+	my %argument = (queue => "'jobs'", id_column => "'id'", payload_column => "'payload'");
+
+	return '' if $scenario->{mode};
+	$argument{"${_}_column"} = literal($_ eq 'group' ? 'group_name' : $_) for @{ $scenario->{roles} };
+	$argument{locked_until_column} = "'locked_until'" if $scenario->{form} eq 'lease';
+	$argument{lock_key} = literal($scenario->{lock_key} // 'key-{id}') if $scenario->{form} eq 'advisory_lock';
+	$argument{fifo} = 'true' if $scenario->{fifo};
+	$argument{isolation} = literal($scenario->{isolation}) if defined $scenario->{isolation};
+	my ($text, $well) = $self->try('SELECT ruststream.attach_queue(' . arguments(%argument) . ')');
+	return $text unless $well;
+	while ($text =~ /(CREATE INDEX .*?)\.?$/mg) { $self->sql($1); }
+	return '';
+}
+
+sub subscribe
+{
+	my ($self, $scenario) = @_;
+	my %settings = %{ $scenario->{settings} };
+	my %argument = (name => "'jobs'", queue => "'jobs'", workers => 0, poll_interval => "'50 ms'");
+
+	my $json = (delete $settings{decode} // '') eq 'json';
+	$argument{handler} = $json ? "'handle(jsonb)'" : "'handle(text)'";
+	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
+	$argument{$_} = literal($settings{$_}) for keys %settings;
+	my ($text, $well) = $self->try('SELECT ruststream.subscribe(' . arguments(%argument) . ')');
+	return $well ? '' : $text;
+}
+
+sub drain
+{
+	my ($self) = @_;
+	my ($text, $well) = $self->try('SET ruststream.trace = on', q{SET statement_timeout = '60 s'}, q{CALL ruststream.drain('jobs')});
+	die $text unless $well;
+	return grep { defined } map { /^NOTICE:  (.*)$/ ? $1 : undef } split /\n/, $text;
+}
+
+1;
