@@ -319,7 +319,7 @@ look_at_indexes(looking *at)
 {
 	const rs_table *table = at->table;
 	rs_role roles[RS_ROLE_COUNT];
-	int count = rs_index_columns(table, roles);
+	int count = rs_index_columns(table, RS_INDEX_CLAIM, roles);
 	const rs_value values[] = {
 		rs_value_of_text(at->oid),
 		rs_value_of_text(array_of(at, roles, count)),
