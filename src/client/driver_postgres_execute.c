@@ -193,18 +193,6 @@ is_of(int slot, rs_operation operation)
 	return slot >= RS_SLOT(operation, 0) && slot < RS_SLOT(operation, 0) + 4;
 }
 
-/*
- * What the row holds now is what a delivery is known by when it is looked for again: in the
- * advisory lock form the take has counted the attempt that the delivery reports.
- */
-static bool
-counts_the_take(const rs_postgres_session *session, const rs_command *command, int n)
-{
-	return is_of(command->slot, RS_OP_RECLAIM) && command->parameters[n] == RS_PARAM_ATTEMPT &&
-		   session->base.table != NULL &&
-		   rs_table_form(session->base.table) == RS_FORM_ADVISORY_LOCK;
-}
-
 static void
 put_value(rs_postgres_session *session, parameters *into, int n, const rs_value *value)
 {
@@ -350,10 +338,7 @@ rs_postgres_execute(rs_session *base, const rs_command *command, const rs_value 
 	rs_arena_reset(&session->scratch);
 	for (int i = 0; i < count; i++)
 	{
-		rs_value value = values[i];
-
-		value.integer += counts_the_take(session, command, i);
-		put_value(session, &given, i, &value);
+		put_value(session, &given, i, &values[i]);
 		if (command->parameters[i] == RS_PARAM_HELD)
 			given.values[i] = held_array(session);
 	}
