@@ -36,7 +36,7 @@ typedef struct rs_catalogue
 	const char *const *claim_row_by_level;
 	const char *const *claim_payload_by_level;
 	const char *const *candidates_by_level;
-	const char *before_lease;
+	const char *before_lease; /* NULL: claims are stamped by a statement of their own */
 	const char *after_lease;
 	const char *before_candidate; /* NULL: nothing */
 	const char *const *publish_defaults;
@@ -46,5 +46,6 @@ typedef struct rs_catalogue
 
 extern const rs_catalogue rs_postgresql_catalogue;
 extern const rs_catalogue rs_sqlite_catalogue;
+extern const rs_catalogue rs_mysql_catalogue;
 
 #endif /* RUSTSTREAM_CATALOGUE_H */
