@@ -697,6 +697,10 @@ take(rs_work *work, const rs_value *id)
 	values[RS_PARAM_KEY] = rs_value_of_text(work->key);
 	for (int i = 0; i < rs_plan_count(&worker->plan, operation) && result == RS_DONE; i++)
 		result = rs_plan_run(session, &worker->plan, operation, i, values, keep_row, work, NULL);
+	/* Where the row is returned by one statement and changed by another. */
+	if (work->has_row && rs_plan_count(&worker->plan, RS_OP_COUNT_ATTEMPT) > 0 && result == RS_DONE)
+		result = rs_plan_run(session, &worker->plan, RS_OP_COUNT_ATTEMPT, 0, values, NULL, NULL,
+							 NULL);
 	result = check_row(work, result);
 	if (result != RS_DONE)
 		return result;
@@ -722,8 +726,12 @@ find_candidates(rs_work *work, candidates *found)
 	values[RS_PARAM_GROUP] = rs_value_of_text(worker->plan.subscription.group_name);
 	values[RS_PARAM_LIMIT] = rs_value_of_integer(MAX_CANDIDATES);
 	values[RS_PARAM_HELD_TOO] = rs_value_of_integer(0);
-	result = check_row(work, rs_plan_run(session, &worker->plan, RS_OP_CANDIDATES, 0, values,
-										 keep_candidate, found, NULL));
+	if (session->driver->candidates != NULL)
+		result = session->driver->candidates(session, &worker->plan, values, keep_candidate, found);
+	else
+		result = rs_plan_run(session, &worker->plan, RS_OP_CANDIDATES, 0, values, keep_candidate,
+							 found, NULL);
+	result = check_row(work, result);
 	if (result != RS_DONE)
 		return result;
 	(void) snprintf(number, sizeof(number), "%d", found->count);

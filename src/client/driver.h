@@ -161,6 +161,7 @@ typedef struct rs_look
 	rs_column *columns;
 	int column_count;
 	bool id_is_unique;     /* by itself, always: no partial or deferred index */
+	const char *claim_index; /* its name, where claims are to be made to use it; or NULL */
 	bool has_claim_index;  /* an index that serves rs_index_columns */
 	bool has_lease_index;  /* one on the lease's column, or none is needed */
 	bool payload_is_bytes; /* bytes, not text, are what its column stores */
@@ -266,6 +267,13 @@ typedef struct rs_driver
 	rs_result (*claim)(rs_session *session, struct rs_plan *plan, rs_value *values,
 					   rs_row_callback row, void *arg);
 
+	/*
+	 * The same for candidates of the advisory lock form, values[] with now, group and limit: id,
+	 * key, and what is to be locked beside it.  NULL: the one statement of RS_OP_CANDIDATES.
+	 */
+	rs_result (*candidates)(rs_session *session, struct rs_plan *plan, rs_value *values,
+							rs_row_callback row, void *arg);
+
 	/* Advisory keys of this session: without waiting; *locked says whether it could be had. */
 	rs_result (*lock_key)(rs_session *session, const char *key, bool *locked);
 	void (*unlock_key)(rs_session *session, const char *key);
@@ -275,6 +283,9 @@ typedef struct rs_driver
 
 	/* Look at a table; RS_FAILED with RUSTSTREAM_NOT_FOUND where there is none. */
 	rs_result (*look)(rs_session *session, const rs_table *table, rs_arena *arena, rs_look *look);
+
+	/* What the server will not do for a subscription that fits otherwise; may be NULL. */
+	rs_result (*check_plan)(rs_session *session, const struct rs_plan *plan);
 
 	/*
 	 * Check the SQL handler as far as that can be without running it, and run it.  What it does
@@ -302,7 +313,7 @@ typedef struct rs_driver
 	 */
 	rs_result (*wait)(rs_session *session, int stop_fd, int64_t ms);
 
-	const char *const *catalog; /* RS_CATALOG_COUNT statements */
+	const char *const *catalog; /* RS_CATALOG_COUNT statements; NULL among them: the portable one */
 	/* Make our tables, or bring them up to date. */
 	rs_result (*install)(rs_session *session, bool with_wal, ruststream_notice_callback notice,
 						 void *arg);

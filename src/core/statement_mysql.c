@@ -98,13 +98,14 @@
 	" LIMIT 1 FOR UPDATE SKIP LOCKED"
 #define HEAD                                                                                       \
 	"SELECT " CLAIMED ", [retry_after:ruststream_row.{retry_after} IS NULL"                        \
-	" OR ruststream_row.{retry_after} <= :now][!retry_after:1]" ROWS READ_GROUP UNPROCESSED        \
-		CLAIM_ORDER " LIMIT 1 FOR UPDATE"
+	" OR ruststream_row.{retry_after} <= :now][!retry_after:1], {partition}" ROWS READ_GROUP       \
+		UNPROCESSED CLAIM_ORDER " LIMIT 1 FOR UPDATE"
 
 /* Rows that may be taken, and what is to be locked first: the key, the name of the partition. */
 #define CANDIDATES(range, order)                                                                   \
 	"SELECT ruststream_row.{id}"                                                                   \
-	"[advisory_lock:, {key}, [partition_key:ruststream_row.{partition_key}][!partition_key:NULL]]" \
+	"[advisory_lock:, {key},"                                                                      \
+	" [partition_key:CONCAT(ruststream_row.{partition_key})][!partition_key:NULL]]"                \
 	"[!advisory_lock:, {partition}]" ROWS READ_GROUP UNPROCESSED range UNLEASED NOT_HELD           \
 		KEY_NOT_IN_WORK order " LIMIT :limit"
 
@@ -129,7 +130,8 @@ static const rs_catalogue_entry mysql_operations[RS_OPERATION_COUNT] = {
 	 *
 	 * Of a FIFO group, once RS_OP_COUNT_GROUP has locked its rows:
 	 *
-	 * SELECT .., ruststream_row.`retry_after` IS NULL OR ruststream_row.`retry_after` <= :now
+	 * SELECT .., ruststream_row.`retry_after` IS NULL OR ruststream_row.`retry_after` <= :now,
+	 *     what is to be locked for its partition key
 	 * FROM .. WHERE ruststream_row.`group` = :group AND ruststream_row.`processed_at` IS NULL
 	 * ORDER BY .. LIMIT 1 FOR UPDATE
 	 */
@@ -174,7 +176,7 @@ static const rs_catalogue_entry mysql_operations[RS_OPERATION_COUNT] = {
 						   .forms = UNKEYED},
 
 	/*
-	 * SELECT ruststream_row.`id`, the key, ruststream_row.`partition_key` FROM .. WHERE ..
+	 * SELECT ruststream_row.`id`, the key, CONCAT(ruststream_row.`partition_key`) FROM .. WHERE ..
 	 *     AND IS_FREE_LOCK(the name of the key's lock) = 1
 	 *     AND IS_FREE_LOCK(the name of the partition key's lock) = 1
 	 * ORDER BY .. LIMIT :limit
