@@ -57,6 +57,7 @@ hint_of(unsigned code)
 static rs_result
 fail(rs_mysql_session *session, unsigned code, const char *state, const char *message)
 {
+	session->code = code;
 	session->is_lost = session->is_lost || is_loss(code);
 	rs_error_set(&session->base.error,
 				 code == CR_OUT_OF_MEMORY ? RUSTSTREAM_NO_MEMORY
@@ -484,7 +485,7 @@ rollback_to(rs_session *base)
 	rs_mysql_session *session = rs_mysql_of(base);
 	rs_result result = rs_mysql_run(session, "ROLLBACK TO SAVEPOINT ruststream_claim");
 
-	if (result == RS_FAILED && mysql_errno(session->db) == RS_MYSQL_NO_SUCH_SAVEPOINT_OR_ROUTINE)
+	if (result == RS_FAILED && session->code == RS_MYSQL_NO_SUCH_SAVEPOINT_OR_ROUTINE)
 		rs_error_set(&base->error, RUSTSTREAM_DATABASE, "2D000",
 					 "A handler works inside its delivery's transaction, which is not its to end: "
 					 "no COMMIT or ROLLBACK, and no statement that commits, such as CREATE TABLE.",

@@ -97,6 +97,7 @@ typedef struct rs_mysql_session
 	char *settings;	 /* what rs_mysql_settings tells of a session that is as we want it */
 	char *database;	 /* the URL's, as the server spells it */
 
+	unsigned code;			 /* the number of the last error */
 	bool is_lost;			 /* of no more use */
 	bool may_be_open;		 /* a transaction may be: the server does not tell with errors */
 	bool in_transaction;	 /* begin has been called, and no commit or rollback since */

@@ -550,7 +550,7 @@ check_transaction(rs_mysql_session *session)
 	if (is_open && session->has_savepoint && result == RS_DONE)
 		session->has_savepoint = false;
 	if (is_open && (result != RS_FAILED ||
-					mysql_errno(session->db) != RS_MYSQL_NO_SUCH_SAVEPOINT_OR_ROUTINE))
+					session->code != RS_MYSQL_NO_SUCH_SAVEPOINT_OR_ROUTINE))
 		return result;
 	rs_error_set(&session->base.error, RUSTSTREAM_DATABASE, "2D000",
 				 "A handler works inside its delivery's transaction, which is not its to end: no "
@@ -579,6 +579,22 @@ check_after(rs_mysql_session *session, bool transactional, const rs_answer *answ
 	return RS_FAILED;
 }
 
+/* What a failed handler has set is put right all the same; what it has answered is nothing. */
+static rs_result
+after_failure(rs_mysql_session *session, rs_answer *answer)
+{
+	rs_error error = session->base.error;
+	rs_answer unread = {.failed = false};
+	rs_result result;
+
+	/* Its procedure may have other parameters by now, or its statements be stale. */
+	rs_mysql_forget_handler(session);
+	answer->failed = true;
+	result = ask_answer(session, &unread);
+	session->base.error = error;
+	return result == RS_FAILED ? RS_DONE : result;
+}
+
 rs_result
 rs_mysql_call_handler(rs_session *base, const char *handler, const ruststream_delivery *delivery,
 					  const rs_value *id, const rs_value *payload, bool transactional,
@@ -591,7 +607,6 @@ rs_mysql_call_handler(rs_session *base, const char *handler, const ruststream_de
 		[RS_ARGUMENT_ATTEMPT] = rs_value_of_integer(delivery->attempt),
 		[RS_ARGUMENT_HEADERS] = rs_value_of_text(delivery->headers),
 	};
-	rs_error error;
 	rs_result result = take_up(session, handler);
 
 	*answer = (rs_answer){.outcome = RS_OUTCOME_ACK};
@@ -603,23 +618,9 @@ rs_mysql_call_handler(rs_session *base, const char *handler, const ruststream_de
 		session->may_be_open = true;
 		session->has_answer = true;
 		result = run_handler(session, given);
-		error = base->error;
 	}
-	/* A stale statement, or a procedure with other parameters than it had. */
 	if (result == RS_FAILED)
-		rs_mysql_forget_handler(session);
-	if (result == RS_FAILED)
-	{
-		rs_answer unread = {0};
-
-		answer->failed = true;
-		error = base->error;
-		result = ask_answer(session, &unread);
-		base->error = error;
-		if (result == RS_DONE)
-			session->has_answer = false;
-		return result == RS_FAILED ? RS_DONE : result;
-	}
+		return after_failure(session, answer);
 	if (result == RS_DONE)
 		result = ask_answer(session, answer);
 	if (result == RS_DONE)

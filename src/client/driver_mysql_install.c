@@ -16,14 +16,14 @@
 #define INSTALL_KEY "ruststream install"
 
 /*
- * What the portable statements (catalog_text.c) cannot say here: DELAYED is a word of its own, and
+ * What the portable statements (catalog_text.c) cannot say here: DELAYED and SQLSTATE are reserved words, and
  * a message that is no UTF-8 would be refused.
  */
 #define TEXT "COALESCE(CONVERT(CAST(? AS BINARY) USING utf8mb4), '(not UTF-8)')"
 
 const char *const rs_mysql_catalog[RS_CATALOG_COUNT] = {
 	[RS_CATALOG_FAILURE_INSERT] =
-		"INSERT INTO ruststream_failure (at, subscription, queue, id, attempt, sqlstate, message, "
+		"INSERT INTO ruststream_failure (at, subscription, queue, id, attempt, `sqlstate`, message, "
 		"hint) VALUES (?, ?, ?, ?, ?, ?, " TEXT ", ?)",
 	[RS_CATALOG_COUNTER_ADD] =
 		"UPDATE ruststream_counter SET acked = acked + ?, retried = retried + ?, "
@@ -49,13 +49,11 @@ installed_version(rs_session *base, int64_t *version)
 {
 	static const rs_command command = {.text = "SELECT MAX(version) FROM ruststream_version",
 									   .slot = -1};
-	rs_mysql_session *session = rs_mysql_of(base);
 	rs_result result;
 
 	*version = 0;
 	result = rs_mysql_execute(base, &command, NULL, 0, read_number, version, NULL);
-	/* A statement that is not prepared leaves its error on the connection, too. */
-	if (result == RS_FAILED && mysql_errno(session->db) == RS_MYSQL_NO_SUCH_TABLE)
+	if (result == RS_FAILED && rs_mysql_of(base)->code == RS_MYSQL_NO_SUCH_TABLE)
 		return RS_DONE;
 	return result;
 }

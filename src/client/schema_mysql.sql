@@ -65,7 +65,7 @@ CREATE TABLE IF NOT EXISTS ruststream_failure (
 	queue VARCHAR(64) NOT NULL,
 	id VARCHAR(768),
 	attempt BIGINT,
-	sqlstate VARCHAR(24),
+	`sqlstate` VARCHAR(24),
 	message TEXT NOT NULL,
 	hint TEXT,
 	KEY ruststream_failure_subscription (subscription, number)
