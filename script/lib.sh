@@ -172,7 +172,8 @@ copy_source() {
 	as_server mkdir -p "$1"
 	tar -C "$TOP" --exclude=./.git --exclude='*.o' --exclude='*.so' --exclude='*.bc' \
 		--exclude=./results --exclude=./output_iso --exclude=./tmp_check --exclude=./log \
-		--exclude=./test/core/build -cf - . |
+		--exclude=./test/core/build --exclude='./src/client/build*' \
+		--exclude='./test/client/build*' --exclude=./test/fuzz/build -cf - . |
 		as_server tar -C "$1" --no-same-owner -xf -
 	as_server chmod -R u+w "$1"
 }

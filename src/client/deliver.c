@@ -275,7 +275,7 @@ ruststream_is_cancelled(const ruststream_delivery *delivery)
 	return rs_watch_is_cancelled(&work->worker->watch);
 }
 
-static void
+static rs_result
 call_callback(rs_work *work)
 {
 	static const rs_outcome outcomes[] = {
@@ -287,19 +287,26 @@ call_callback(rs_work *work)
 	};
 	rs_session *session = work->worker->handle->session;
 	ruststream_outcome answer = work->worker->handler(&work->delivery, work->worker->handler_arg);
+	const char *reason = work->answer.reason;
+	rs_result result = RS_FAILED;
 
 	if ((unsigned) answer < sizeof(outcomes) / sizeof(outcomes[0]))
 	{
 		work->answer.outcome = outcomes[answer];
-		return;
+		return RS_DONE;
 	}
+	if (answer == RUSTSTREAM_FAIL && session->driver->judge_failure != NULL)
+		result = session->driver->judge_failure(session);
+	if (result != RS_FAILED)
+		return result;
+	if (reason[0] == '\0')
+		reason = answer == RUSTSTREAM_UNDECODABLE ? "the handler could not decode the payload"
+				 : answer == RUSTSTREAM_FAIL      ? "the handler failed"
+												  : "the handler answered no outcome";
 	work->answer.failed = true;
 	work->answer.undecodable = answer == RUSTSTREAM_UNDECODABLE;
-	rs_error_set(&session->error, RUSTSTREAM_DATABASE, "", NULL, "%s",
-				 work->answer.reason[0] != '\0'     ? work->answer.reason
-				 : answer == RUSTSTREAM_UNDECODABLE ? "the handler could not decode the payload"
-				 : answer == RUSTSTREAM_FAIL        ? "the handler failed"
-													: "the handler answered no outcome");
+	rs_error_set(&session->error, RUSTSTREAM_DATABASE, "", NULL, "%s", reason);
+	return RS_DONE;
 }
 
 /* Whichever handler it is; what it does wrong is in the answer. */
@@ -319,7 +326,7 @@ call_handler(rs_work *work)
 	if (driver->guard_handler != NULL)
 		driver->guard_handler(session, true, transactional);
 	if (worker->handler != NULL)
-		call_callback(work);
+		result = call_callback(work);
 	else
 		rs_program_run(worker->plan.subscription.program, &work->delivery, &worker->watch,
 					   &work->answer, &session->error);

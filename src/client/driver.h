@@ -297,6 +297,11 @@ typedef struct rs_driver
 	rs_result (*call_handler)(rs_session *session, const char *handler,
 							  const ruststream_delivery *delivery, const rs_value *id,
 							  const rs_value *payload, bool transactional, rs_answer *answer);
+	/*
+	 * A callback has failed: was it for a transient failure of its connection, or the loss of it,
+	 * or (RS_FAILED) something else?  May be NULL: something else.
+	 */
+	rs_result (*judge_failure)(rs_session *session);
 	/* Around a callback or program of the user's: what it must not do is refused.  May be NULL. */
 	void (*guard_handler)(rs_session *session, bool on, bool transactional);
 	/*

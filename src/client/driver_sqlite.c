@@ -280,7 +280,8 @@ open_session(const rs_url *url, rs_session **result, rs_error *error)
 	}
 	session->base.driver = &rs_sqlite_driver;
 	session->busy_limit = busy_timeout * RS_MILLISECOND;
-	if (sqlite3_open_v2(url->database, &session->db, flags_of(url) | SQLITE_OPEN_FULLMUTEX, NULL) !=
+	/* A connection is one thread's at a time; sqlite3_interrupt may come from any other as it is. */
+	if (sqlite3_open_v2(url->database, &session->db, flags_of(url) | SQLITE_OPEN_NOMUTEX, NULL) !=
 		SQLITE_OK)
 	{
 		rs_error_set(error, RUSTSTREAM_UNAVAILABLE,
@@ -770,6 +771,7 @@ const rs_driver rs_sqlite_driver = {
 	.look = rs_sqlite_look,
 	.check_handler = rs_sqlite_check_handler,
 	.call_handler = rs_sqlite_call_handler,
+	.judge_failure = rs_sqlite_judge_failure,
 	.guard_handler = rs_sqlite_guard,
 	.check_writes = rs_sqlite_check_writes,
 	.interrupt = interrupt,

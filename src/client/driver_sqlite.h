@@ -65,6 +65,7 @@ extern rs_result rs_sqlite_call_handler(rs_session *base, const char *handler,
 										rs_answer *answer);
 extern void rs_sqlite_guard(rs_session *base, bool on, bool transactional);
 extern rs_result rs_sqlite_check_writes(rs_session *base);
+extern rs_result rs_sqlite_judge_failure(rs_session *base);
 extern void rs_sqlite_forget_handler(rs_sqlite_session *session);
 
 #endif /* RUSTSTREAM_DRIVER_SQLITE_H */

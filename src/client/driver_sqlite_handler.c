@@ -434,3 +434,12 @@ rs_sqlite_check_writes(rs_session *base)
 	}
 	return RS_DONE;
 }
+
+rs_result
+rs_sqlite_judge_failure(rs_session *base)
+{
+	rs_sqlite_session *session = (rs_sqlite_session *) base;
+	int code = sqlite3_errcode(session->db) & 0xFF;
+
+	return code == SQLITE_BUSY || code == SQLITE_LOCKED ? rs_sqlite_fail(session) : RS_FAILED;
+}

@@ -12,7 +12,7 @@
  */
 #include "client/main.h"
 
-#include <errno.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -326,6 +326,11 @@ start_and_oversee(crew *all, int64_t grace)
 	int64_t failed;
 	int result = EXIT_DONE;
 
+#ifdef M_TRIM_THRESHOLD
+	/* Each delivery allocates and frees the same again: giving it back to the system costs a fifth.
+	 */
+	(void) mallopt(M_TRIM_THRESHOLD, 16 * 1024 * 1024);
+#endif
 	sigemptyset(&signals);
 	sigaddset(&signals, SIGTERM);
 	sigaddset(&signals, SIGINT);
