@@ -116,6 +116,12 @@ want_build_tools() {
 	want libc6-dev /usr/include/stdio.h
 }
 
+# What the client library and the command line need whatever they serve.
+want_client_tools() {
+	want pkg-config /usr/bin/pkg-config
+	want libjansson-dev /usr/include/jansson.h
+}
+
 # ------------------------------------------------------------ a place to work
 
 WORK=
@@ -123,7 +129,8 @@ SERVER_USER=
 
 # Make the directory for everything, owned by the user that runs the servers.
 make_work() {
-	if [ "$(id -u)" -eq 0 ]; then
+	# What needs no server can do without its user.
+	if [ "$(id -u)" -eq 0 ] && id postgres >/dev/null 2>&1; then
 		SERVER_USER=postgres
 	fi
 	WORK=$(mktemp -d /tmp/ruststream.XXXXXX)

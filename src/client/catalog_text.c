@@ -57,8 +57,10 @@ const char *const rs_portable_catalog[RS_CATALOG_COUNT] = {
 	/* paused, name */
 	[RS_CATALOG_SUBSCRIPTION_PAUSE] =
 		"UPDATE ruststream_subscription SET paused = ? WHERE name = ?",
-	/* -> name, workers */
-	[RS_CATALOG_SUBSCRIPTIONS] = "SELECT name, workers FROM ruststream_subscription ORDER BY name",
+	/* -> name, workers (-1: it has neither handler nor program) */
+	[RS_CATALOG_SUBSCRIPTIONS] =
+		"SELECT name, CASE WHEN handler IS NULL AND program IS NULL THEN -1 ELSE workers END "
+		"FROM ruststream_subscription ORDER BY name",
 
 	/* at, subscription, queue, id, attempt, sqlstate, message, hint */
 	[RS_CATALOG_FAILURE_INSERT] =

@@ -280,7 +280,8 @@ open_session(const rs_url *url, rs_session **result, rs_error *error)
 	}
 	session->base.driver = &rs_sqlite_driver;
 	session->busy_limit = busy_timeout * RS_MILLISECOND;
-	/* A connection is one thread's at a time; sqlite3_interrupt may come from any other as it is. */
+	/* A connection is one thread's at a time; sqlite3_interrupt may come from any other as it is.
+	 */
 	if (sqlite3_open_v2(url->database, &session->db, flags_of(url) | SQLITE_OPEN_NOMUTEX, NULL) !=
 		SQLITE_OK)
 	{

@@ -42,9 +42,12 @@ exit_code(ruststream_code code)
 static json_t *
 text_value(const char *text)
 {
-	json_t *value = text != NULL ? json_string(text) : json_null();
+	size_t length = text != NULL ? strlen(text) : 0;
+	json_t *value = text != NULL ? json_stringn(text, length) : json_null();
 
-	/* What is no UTF-8 is shown as far as it is. */
+	/* A text that was cut may end inside a character. */
+	for (int i = 0; i < 3 && value == NULL && length > 0; i++)
+		value = json_stringn(text, --length);
 	return value != NULL ? value : json_string("(not UTF-8)");
 }
 

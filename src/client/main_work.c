@@ -174,8 +174,10 @@ add_hands(void *arg, const char *name, int workers)
 
 	for (int i = 0; i < all->asked->word_count; i++)
 		wanted = wanted || strcmp(all->asked->words[i], name) == 0;
-	/* Workers 0: drained only, or by whoever asks for it by name. */
-	if (workers == 0 && (all->drains || all->asked->word_count > 0))
+	/* None: drained only.  Less than that: a callback's, by some other program. */
+	if (workers == 0 && all->drains)
+		workers = 1;
+	if (workers <= 0 && all->asked->word_count > 0)
 		workers = 1;
 	for (int i = 0; wanted && i < workers; i++)
 	{

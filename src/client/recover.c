@@ -81,6 +81,7 @@ have_new_session(rs_work *work)
 
 	work->key = NULL;
 	work->partition = NULL;
+	worker->is_loaded = false; /* what else the session is to have it gets when it is taken up */
 	if (rs_reconnect(worker->handle) != RUSTSTREAM_OK)
 		return false;
 	worker->handle->session->table = &worker->plan.table;
@@ -181,10 +182,18 @@ after_transient_failure(rs_work *work)
 		worker->transient_id = id != NULL ? strdup(id) : NULL;
 		worker->transient_count = 0;
 	}
-	if (++worker->transient_count < TRANSIENT_LIMIT || id == NULL)
+	if (++worker->transient_count < TRANSIENT_LIMIT)
 	{
 		rs_give_back(work);
 		return RS_PROGRESS_TRANSIENT;
+	}
+	if (id == NULL)
+	{
+		/* The claim itself, of no row in particular: whoever runs the worker is to know. */
+		rs_give_back(work);
+		worker->transient_count = 0;
+		worker->handle->error = work->error;
+		return RS_PROGRESS_BROKEN;
 	}
 	settle_by_policy(work, work->stage == RS_STAGE_SETTLE ? RS_CAUSE_SETTLE_ERROR : RS_CAUSE_ERROR);
 	return RS_PROGRESS_DELIVERED;
@@ -226,7 +235,6 @@ rs_recover(rs_work *work, rs_result result)
 		rs_stop_lease(work);
 		if (have_new_session(work))
 			return after_transient_failure(work);
-		work->worker->is_loaded = false;
 		work->worker->handle->error = work->error;
 		return RS_PROGRESS_BROKEN;
 	}

@@ -292,7 +292,10 @@ typedef void (*ruststream_status_callback)(void *arg, const ruststream_status *s
 RUSTSTREAM_API ruststream_code ruststream_look(ruststream *handle, const char *name,
 											   ruststream_status_callback callback, void *arg);
 
-/* One subscription's name and how many workers it wants, for whoever starts them. */
+/*
+ * One subscription's name and how many workers it wants, for whoever starts them; -1: only a
+ * callback can serve it.
+ */
 typedef void (*ruststream_subscription_callback)(void *arg, const char *name, int workers);
 
 RUSTSTREAM_API ruststream_code ruststream_each_subscription(

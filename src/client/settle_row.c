@@ -23,13 +23,15 @@ void
 rs_values_of(rs_work *work, rs_value values[RS_PARAM_COUNT])
 {
 	const rs_subscription *subscription = &work->worker->plan.subscription;
+	bool counted = rs_table_form(&work->worker->plan.table) != RS_FORM_ROW_LOCK;
 
 	for (int i = 0; i < RS_PARAM_COUNT; i++)
 		values[i] = RS_VALUE_NULL;
 	values[RS_PARAM_ID] = work->id;
 	values[RS_PARAM_GROUP] = rs_value_of_text(subscription->group_name);
 	values[RS_PARAM_DEAD_GROUP] = rs_value_of_text(subscription->dead_letter);
-	values[RS_PARAM_ATTEMPT] = rs_value_of_integer(work->attempt);
+	/* What the row holds now. */
+	values[RS_PARAM_ATTEMPT] = rs_value_of_integer(work->attempt + (counted ? 1 : 0));
 	values[RS_PARAM_KEY] = rs_value_of_text(work->key);
 	if (work->token[0] != '\0')
 		values[RS_PARAM_TOKEN] = rs_value_of_text(work->token);

@@ -67,6 +67,18 @@ typedef struct extension
 	char until[RS_TIME_SIZE + 8];
 } extension;
 
+/* A lease moves forward, whatever the clock does. */
+static int64_t
+next_end(const rs_watch *watch, int64_t now)
+{
+	int64_t end = now + watch->lease;
+	int64_t held;
+
+	if (watch->driver->parse_time(watch->token, strlen(watch->token), &held) && end <= held)
+		end = held + RS_SECOND;
+	return end;
+}
+
 /* Announce a token and take along what its writing needs; the mutex is held. */
 static bool
 announce(rs_watch *watch, extension *next, int64_t now)
@@ -88,7 +100,7 @@ announce(rs_watch *watch, extension *next, int64_t now)
 	memcpy(next->token, watch->token, sizeof(next->token));
 	/* One whose writing had no clear end is tried again. */
 	if (watch->announced[0] == '\0')
-		watch->driver->format_time(now + watch->lease, true, watch->announced);
+		watch->driver->format_time(next_end(watch, now), true, watch->announced);
 	memcpy(next->until, watch->announced, sizeof(next->until));
 	return true;
 }

@@ -7,6 +7,7 @@
  */
 #include "client/client.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
@@ -366,10 +367,12 @@ ruststream_worker_close(ruststream_worker *worker)
 void
 ruststream_worker_stop(ruststream_worker *worker)
 {
+	int kept = errno;
+
 	atomic_store(&worker->stops, true);
-	/* A full pipe is as good as one more byte. */
+	/* A full pipe is as good as one more byte; and a signal handler leaves errno alone. */
 	if (write(worker->stop_pipe[1], "", 1) != 1)
-		return;
+		errno = kept;
 }
 
 void

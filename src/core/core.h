@@ -342,7 +342,7 @@ extern const char *rs_operation_word(rs_operation operation);
 	X(RS_PARAM_TOKEN, "token")           /* the lease token that is held, timestamptz */           \
 	X(RS_PARAM_DEAD_GROUP, "dead_group") /* the group dead letters go to, text */                  \
 	X(RS_PARAM_HELD, "held")             /* rows to leave alone, an array of the id's type */      \
-	X(RS_PARAM_ATTEMPT, "attempt")       /* the attempt the claim has seen, bigint */              \
+	X(RS_PARAM_ATTEMPT, "attempt")       /* what the row holds now, bigint */                      \
 	X(RS_PARAM_LIMIT, "limit")           /* how many rows at most, bigint */                       \
 	X(RS_PARAM_ANNOUNCED, "announced")   /* the one that may have replaced it */                   \
 	X(RS_PARAM_KEY, "key")               /* the advisory key, text */                              \

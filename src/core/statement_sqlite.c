@@ -208,13 +208,13 @@ static const rs_catalogue_entry sqlite_operations[RS_OPERATION_COUNT] = {
 	 *
 	 * The guard of each settlement; in the advisory lock form, in its place,
 	 *
-	 *     AND COALESCE(ruststream_row."attempt", 1) = :attempt + 1
+	 *     AND COALESCE(ruststream_row."attempt", 1) = :attempt
 	 *
 	 * so that one failure is never settled twice.
 	 */
 	[RS_OP_RECLAIM] = {.statements = {"SELECT 1 FROM {table} AS ruststream_row" THIS_ROW READ_GROUP
 										  UNPROCESSED GUARD "[!locked_until:[attempt:" WHERE
-									  " COALESCE(ruststream_row.{attempt}, 1) = :attempt + 1]]"}},
+									  " COALESCE(ruststream_row.{attempt}, 1) = :attempt]]"}},
 	[RS_OP_UNSETTLED] = {.statements = {"SELECT 1 FROM {table} AS ruststream_row" THIS_ROW
 											READ_GROUP UNPROCESSED GUARD}},
 

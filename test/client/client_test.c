@@ -438,8 +438,8 @@ test_busy(void)
 	subscribe(db, "leased", 0, 0);
 	(void) sql("INSERT INTO leased (payload) VALUES ('a'), ('b')");
 	ruststream_close(db);
-	/* A hundredth of a second each: what is not had by then is transient, and tried again. */
-	(void) snprintf(url, sizeof(url), "sqlite:%s?busy_timeout=10", path);
+	/* A tenth of a second each: what is not had by then is transient, and tried again. */
+	(void) snprintf(url, sizeof(url), "sqlite:%s?busy_timeout=100", path);
 	(void) pthread_create(&thread, NULL, hold_write_lock, &held);
 	while (atomic_load(&held) == 0)
 		wait_ms(1);
@@ -453,6 +453,36 @@ test_busy(void)
 		   " (SELECT count(*) FROM ruststream_failure) FROM effect"),
 	   "2/0/0", "a busy database is waited out, and no task is lost or failed for it");
 	ok(atoi(sql("SELECT transient FROM ruststream_counter")) > 0, "which the counters show");
+	(void) snprintf(url, sizeof(url), "sqlite:%s", path);
+}
+
+/* Nothing is said to be done where nothing could be. */
+static void
+test_busy_for_good(void)
+{
+	ruststream *db = begin();
+	ruststream_worker *worker;
+	sqlite3 *other;
+	bool delivered = true;
+
+	subscribe(db, "leased", 0, 0);
+	(void) sql("INSERT INTO leased (payload) VALUES ('a')");
+	ruststream_close(db);
+	(void) snprintf(url, sizeof(url), "sqlite:%s?busy_timeout=5", path);
+	db = open_db();
+	must(db, ruststream_worker_open(db, "s", by_payload, NULL, &worker));
+	(void) sqlite3_open(path, &other);
+	(void) sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL);
+	ok(ruststream_worker_run(worker, RUSTSTREAM_DRAIN) == RUSTSTREAM_BUSY,
+	   "a drain gives up on a database that stays locked");
+	ok(ruststream_worker_step(worker, &delivered) == RUSTSTREAM_BUSY && !delivered,
+	   "so does a step");
+	(void) sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL);
+	ok(ruststream_worker_step(worker, &delivered) == RUSTSTREAM_OK && delivered,
+	   "and goes on when it is free");
+	(void) sqlite3_close(other);
+	ruststream_worker_close(worker);
+	ruststream_close(db);
 	(void) snprintf(url, sizeof(url), "sqlite:%s", path);
 }
 
@@ -492,6 +522,55 @@ test_snapshot(void)
 		   " 'late'"),
 	   "1/0", "a snapshot that is too old to write is begun anew, and takes effect once");
 	is(sql("SELECT count(*) FROM ruststream_failure"), "0", "without being a failure");
+}
+
+static void
+test_transient_limit(void)
+{
+	ruststream *db = begin();
+	ruststream_worker *worker;
+	atomic_int times = -1000; /* as good as always */
+	bool delivered;
+
+	subscribe(db, "leased", 0, 0);
+	(void) sql("INSERT INTO leased (payload) VALUES ('a')");
+	must(db, ruststream_worker_open(db, "s", read_then_write, &times, &worker));
+	must(db, ruststream_worker_step(worker, &delivered));
+	ruststream_worker_close(worker);
+	ruststream_close(db);
+	ok(delivered && atomic_load(&times) == -990,
+	   "the tenth transient failure in a row is ordinary");
+	is(sql("SELECT count(*) || '/' || (SELECT retry_after IS NOT NULL AND locked_until IS NULL FROM"
+		   " leased) || '/' || (SELECT count(*) FROM effect WHERE what = 'late') FROM"
+		   " ruststream_failure"),
+	   "1/1/0", "it is recorded once, delayed, and has left nothing");
+}
+
+static void
+test_dead_collision(void)
+{
+	ruststream *db = begin();
+	const ruststream_subscription subscription = {
+		.name = "s", .queue = "leased", .dead_letter = "dead", .on_error = "dead_letter"};
+	ruststream_worker *worker;
+	bool delivered;
+
+	(void) sql("CREATE TABLE dead (id INTEGER PRIMARY KEY, payload TEXT, attempt INTEGER,"
+			   " retry_after TEXT, locked_until TEXT, extra TEXT DEFAULT 'none');"
+			   "INSERT INTO dead (id) VALUES (1); INSERT INTO leased (payload) VALUES ('fail'), "
+			   "('fail')");
+	must(db, ruststream_subscribe(db, &subscription));
+	must(db, ruststream_worker_open(db, "s", by_payload, NULL, &worker));
+	must(db, ruststream_worker_step(worker, &delivered));
+	must(db, ruststream_worker_step(worker, &delivered));
+	ruststream_worker_close(worker);
+	ruststream_close(db);
+	is(sql("SELECT group_concat(id || '/' || attempt || '/' || (retry_after IS NOT NULL) || '/' ||"
+		   " (locked_until IS NULL)) FROM leased"),
+	   "1/2/1/1", "a dead letter whose id is there already comes back, and waits");
+	is(sql("SELECT group_concat(id || ifnull(payload, '') || ifnull(attempt, '') || extra) FROM"
+		   " (SELECT * FROM dead ORDER BY id)"),
+	   "1none,2fail2none", "others are moved with all their columns, and the defaults of more");
 }
 
 /* --------------------------------------------------------------- stopping */
@@ -665,6 +744,59 @@ test_threads(void)
 	ruststream_close(db);
 }
 
+/* Rows of one group, or of one key, in order and one at a time, by several workers. */
+static ruststream_outcome
+in_turn(ruststream_delivery *delivery, void *arg)
+{
+	int now = atomic_fetch_add(&in_work, 1) + 1;
+
+	(void) arg;
+	if (now > atomic_load(&most_in_work))
+		atomic_store(&most_in_work, now);
+	wait_ms(2);
+	write_effect(delivery);
+	atomic_fetch_sub(&in_work, 1);
+	return strcmp(delivery->payload, "7") == 0 && delivery->attempt == 1 ? RUSTSTREAM_RETRY
+																		 : RUSTSTREAM_ACK;
+}
+
+static void
+test_order(bool fifo)
+{
+	ruststream *db = begin();
+	const ruststream_queue queue = {.table = "ordered",
+									.id_column = "id",
+									.group_column = fifo ? "k" : NULL,
+									.partition_key_column = fifo ? NULL : "k",
+									.attempt_column = "attempt",
+									.locked_until_column = "locked_until",
+									.payload_column = "payload",
+									.fifo = fifo,
+									.create_index = true};
+	char done[512];
+
+	(void) sql("CREATE TABLE ordered (id INTEGER PRIMARY KEY, k TEXT DEFAULT 's', payload TEXT,"
+			   " attempt INTEGER, locked_until TEXT);"
+			   "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 30)"
+			   " INSERT INTO ordered (payload) SELECT i FROM n");
+	must(db, ruststream_describe(db, &queue));
+	subscribe(db, "ordered", 0, 0);
+	atomic_store(&most_in_work, 0);
+	do
+		drain_together(in_turn);
+	while (strcmp(sql("SELECT count(*) FROM ordered"), "0") != 0);
+	ok(atomic_load(&most_in_work) == 1,
+	   fifo ? "one row of a FIFO group at a time" : "one row of a partition key at a time");
+	(void) snprintf(
+		done, sizeof(done), "%s",
+		sql("SELECT group_concat(what) FROM (SELECT what FROM effect ORDER BY number)"));
+	is(done,
+	   sql("WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 30)"
+		   " SELECT group_concat(i) FROM n"),
+	   "in order, a retried one included");
+	ruststream_close(db);
+}
+
 static void
 test_second_process(void)
 {
@@ -804,13 +936,18 @@ main(int argc, char **argv)
 	test_failed_ack();
 	test_deferred();
 	test_busy();
+	test_busy_for_good();
 	test_snapshot();
+	test_transient_limit();
+	test_dead_collision();
 	test_interrupt("leased");
 	test_interrupt("keyed");
 	test_timeout();
 	test_sql_timeout();
 	test_threads();
 	test_keys();
+	test_order(true);
+	test_order(false);
 	test_second_process();
 	test_errors();
 	return done_testing();
