@@ -706,8 +706,8 @@ take(rs_work *work, const rs_value *id)
 		result = rs_plan_run(session, &worker->plan, operation, i, values, keep_row, work, NULL);
 	/* Where the row is returned by one statement and changed by another. */
 	if (work->has_row && rs_plan_count(&worker->plan, RS_OP_COUNT_ATTEMPT) > 0 && result == RS_DONE)
-		result = rs_plan_run(session, &worker->plan, RS_OP_COUNT_ATTEMPT, 0, values, NULL, NULL,
-							 NULL);
+		result =
+			rs_plan_run(session, &worker->plan, RS_OP_COUNT_ATTEMPT, 0, values, NULL, NULL, NULL);
 	result = check_row(work, result);
 	if (result != RS_DONE)
 		return result;

@@ -61,9 +61,10 @@ fail(rs_mysql_session *session, unsigned code, const char *state, const char *me
 	session->is_lost = session->is_lost || is_loss(code);
 	rs_error_set(&session->base.error,
 				 code == CR_OUT_OF_MEMORY ? RUSTSTREAM_NO_MEMORY
-				 : session->is_lost		  ? RUSTSTREAM_UNAVAILABLE
+				 : session->is_lost       ? RUSTSTREAM_UNAVAILABLE
 										  : RUSTSTREAM_DATABASE,
-				 state, hint_of(code), "%.900s (error %u)", message, code);
+				 state, hint_of(code), code == RS_MYSQL_SIGNAL ? "%.900s" : "%.900s (error %u)",
+				 message, code);
 	if (session->is_lost)
 		return RS_LOST;
 	return is_transient(code) ? RS_TRANSIENT : RS_FAILED;
@@ -227,8 +228,8 @@ connect_to(const rs_url *url, rs_error *error)
 	if (mysql_real_connect(db, url->host, url->user, url->password, url->database,
 						   (unsigned) url->port, given.socket, CLIENT_FOUND_ROWS) == NULL)
 	{
-		rs_error_set(error, RUSTSTREAM_UNAVAILABLE, mysql_sqlstate(db), NULL, "%s: %.800s (error %u)",
-					 url->display, mysql_error(db), mysql_errno(db));
+		rs_error_set(error, RUSTSTREAM_UNAVAILABLE, mysql_sqlstate(db), NULL,
+					 "%s: %.800s (error %u)", url->display, mysql_error(db), mysql_errno(db));
 		mysql_close(db);
 		return NULL;
 	}
@@ -286,9 +287,9 @@ rs_mysql_set_up(rs_mysql_session *session, bool with_autocommit)
 	if (with_autocommit)
 		result = rs_mysql_run(session, "SET SESSION autocommit = 1");
 	if (result == RS_DONE)
-		result = rs_mysql_run(session,
-							  "SET SESSION time_zone = '+00:00', completion_type = 'NO_CHAIN', "
-							  "sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'");
+		result =
+			rs_mysql_run(session, "SET SESSION time_zone = '+00:00', completion_type = 'NO_CHAIN', "
+								  "sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'");
 	if (result == RS_DONE)
 		result = rs_mysql_run(session, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED");
 	return result;
@@ -538,8 +539,7 @@ now(rs_session *base, int64_t *result)
 /* ------------------------------------------------------------------- keys */
 
 /* The lock's name, of the key that is the parameter: see LOCK_NAME of statement_mysql.c. */
-#define FROM_NAME                                                                                  \
-	" FROM (SELECT CONCAT(LOWER(DATABASE()), '.', ?) AS name) AS ruststream_name"
+#define FROM_NAME " FROM (SELECT CONCAT(LOWER(DATABASE()), '.', ?) AS name) AS ruststream_name"
 #define LOCK_NAME "IF(CHAR_LENGTH(name) BETWEEN 1 AND 64, name, SHA2(name, 256))"
 
 static bool

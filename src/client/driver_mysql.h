@@ -37,6 +37,7 @@ enum
 	RS_MYSQL_WRONG_ARGUMENTS = 1318,
 	RS_MYSQL_NEEDS_PREPARING = 1615,
 	RS_MYSQL_UNKNOWN_STATEMENT = 1243,
+	RS_MYSQL_SIGNAL = 1644, /* one of a handler's own */
 	RS_MYSQL_SHUTDOWN = 1053,
 	RS_MYSQL_CONNECTION_KILLED = 1927,
 	RS_MYSQL_SESSION_KILLED = 3169,
@@ -93,17 +94,17 @@ typedef struct rs_mysql_session
 	bool is_mariadb;
 	unsigned long version; /* 10.11.6 is 101106 */
 	unsigned long thread_id;
-	MYSQL *killer;	 /* the connection of rs_driver.interrupt, once it was needed */
-	char *settings;	 /* what rs_mysql_settings tells of a session that is as we want it */
-	char *database;	 /* the URL's, as the server spells it */
+	MYSQL *killer;  /* the connection of rs_driver.interrupt, once it was needed */
+	char *settings; /* what rs_mysql_settings tells of a session that is as we want it */
+	char *database; /* the URL's, as the server spells it */
 
-	unsigned code;			 /* the number of the last error */
-	bool is_lost;			 /* of no more use */
-	bool may_be_open;		 /* a transaction may be: the server does not tell with errors */
-	bool in_transaction;	 /* begin has been called, and no commit or rollback since */
+	unsigned code;       /* the number of the last error */
+	bool is_lost;        /* of no more use */
+	bool may_be_open;    /* a transaction may be: the server does not tell with errors */
+	bool in_transaction; /* begin has been called, and no commit or rollback since */
 	bool has_savepoint;
 	bool needs_set_up; /* before the next transaction, because a handler has changed settings */
-	char *guard;	   /* the named lock of a partition key, held until the transaction ends */
+	char *guard;       /* the named lock of a partition key, held until the transaction ends */
 
 	rs_mysql_statement kept[RS_SLOT_COUNT];
 

@@ -8,8 +8,8 @@
  *		FIFO groups			the group's rows are counted, and counted again by a read that locks
  *							them and skips what is locked: only where both agree is nothing of the
  *							group in work, and its head is taken
- *		partition keys		candidates are read without locking; of the first whose key can be locked
- *							by name the row is locked, and taken if it still may be
+ *		partition keys		candidates are read without locking; of the first whose key can be
+ *locked by name the row is locked, and taken if it still may be
  *
  * Nothing here waits for a lock: where a row or a key is in work it is passed over.
  *
@@ -38,9 +38,9 @@ typedef struct claiming
 	rs_value *values;
 	rs_row_callback row;
 	void *arg;
-	int64_t wanted;	 /* rows */
+	int64_t wanted; /* rows */
 	int64_t found;
-	rs_result result;	  /* of what a callback has executed */
+	rs_result result;     /* of what a callback has executed */
 	candidate_list *list; /* where it keeps the head of a FIFO group */
 } claiming;
 
@@ -235,8 +235,8 @@ find_candidates(claiming *claim, candidate_list *list)
 	finding.row = keep_candidate;
 	finding.arg = list;
 	finding.values[RS_PARAM_LIMIT] = rs_value_of_integer(MAX_CANDIDATES);
-	result = walk(&finding, RS_OP_CANDIDATES, RS_OP_CANDIDATES_UNDELAYED,
-				  RS_OP_CANDIDATES_COME_DUE, pass_candidate);
+	result = walk(&finding, RS_OP_CANDIDATES, RS_OP_CANDIDATES_UNDELAYED, RS_OP_CANDIDATES_COME_DUE,
+				  pass_candidate);
 	if (result == RS_DONE && list->arena.is_exhausted)
 		return rs_mysql_no_memory(claim->session);
 	return result;

@@ -228,9 +228,9 @@ add_parameter(void *arg, const rs_value *columns, int count)
 		memcpy(into->stranger, name, sizeof(name));
 		return false;
 	}
-	into->length += (size_t) snprintf(into->text + into->length, sizeof(into->text) - into->length,
-									  "%s%s%s", into->count++ > 0 ? ", " : "",
-									  is_answer ? "@ruststream_" : ":", value);
+	into->length +=
+		(size_t) snprintf(into->text + into->length, sizeof(into->text) - into->length, "%s%s%s",
+						  into->count++ > 0 ? ", " : "", is_answer ? "@ruststream_" : ":", value);
 	return into->length < sizeof(into->text) - 8;
 }
 
@@ -271,11 +271,11 @@ make_call(rs_mysql_session *session, const char *handler, char **text)
 		return RS_FAILED;
 	}
 	if (into.stranger[0] != '\0')
-		return rs_mysql_refuse(session,
-							   "Name parameters after what they take (id, payload, attempt, headers) "
-							   "or answer (outcome, delay, reason), or write the CALL out.",
-							   "nothing is known for parameter \"%s\" of procedure \"%s\"",
-							   into.stranger, handler);
+		return rs_mysql_refuse(
+			session,
+			"Name parameters after what they take (id, payload, attempt, headers) "
+			"or answer (outcome, delay, reason), or write the CALL out.",
+			"nothing is known for parameter \"%s\" of procedure \"%s\"", into.stranger, handler);
 	(void) snprintf(into.text + into.length, sizeof(into.text) - into.length, ")");
 	*text = strdup(into.text);
 	return *text != NULL ? RS_DONE : rs_mysql_no_memory(session);
@@ -293,7 +293,8 @@ rs_mysql_forget_handler(rs_mysql_session *session)
 	session->handler = NULL;
 }
 
-/* Read the statements; prepares: and keep them.  What is not the first may need what the first does. */
+/* Read the statements; prepares: and keep them.  What is not the first may need what the first
+ * does. */
 static rs_result
 read_handler(rs_mysql_session *session, const char *handler, bool prepares)
 {
@@ -428,8 +429,7 @@ run_statement(rs_mysql_session *session, rs_mysql_handler_statement *statement,
 	for (int i = 0; i < statement->argument_count; i++)
 		values[i] = given[statement->arguments[i]];
 	if (result == RS_DONE)
-		result =
-			rs_mysql_bind(session, &statement->statement, values, statement->argument_count);
+		result = rs_mysql_bind(session, &statement->statement, values, statement->argument_count);
 	if (result != RS_DONE)
 		return result;
 	if (mysql_stmt_execute(statement->statement.prepared) != 0)
@@ -467,12 +467,11 @@ take_answer(void *arg, const rs_value *columns, int count)
 	char outcome[32] = "";
 
 	(void) count;
-	into->is_set = columns[0].kind != RS_NULL || columns[1].kind != RS_NULL ||
-				   columns[2].kind != RS_NULL;
-	into->needs_set_up =
-		columns[3].kind == RS_NULL ||
-		strlen(into->session->settings) != columns[3].length ||
-		memcmp(into->session->settings, columns[3].text, columns[3].length) != 0;
+	into->is_set =
+		columns[0].kind != RS_NULL || columns[1].kind != RS_NULL || columns[2].kind != RS_NULL;
+	into->needs_set_up = columns[3].kind == RS_NULL ||
+						 strlen(into->session->settings) != columns[3].length ||
+						 memcmp(into->session->settings, columns[3].text, columns[3].length) != 0;
 	if (columns[2].kind != RS_NULL)
 		(void) snprintf(answer->reason, sizeof(answer->reason), "%.*s", (int) columns[2].length,
 						columns[2].text);
@@ -549,8 +548,7 @@ check_transaction(rs_mysql_session *session)
 		result = rs_mysql_run(session, "RELEASE SAVEPOINT ruststream_claim");
 	if (is_open && session->has_savepoint && result == RS_DONE)
 		session->has_savepoint = false;
-	if (is_open && (result != RS_FAILED ||
-					session->code != RS_MYSQL_NO_SUCH_SAVEPOINT_OR_ROUTINE))
+	if (is_open && (result != RS_FAILED || session->code != RS_MYSQL_NO_SUCH_SAVEPOINT_OR_ROUTINE))
 		return result;
 	rs_error_set(&session->base.error, RUSTSTREAM_DATABASE, "2D000",
 				 "A handler works inside its delivery's transaction, which is not its to end: no "

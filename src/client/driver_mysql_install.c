@@ -16,15 +16,15 @@
 #define INSTALL_KEY "ruststream install"
 
 /*
- * What the portable statements (catalog_text.c) cannot say here: DELAYED and SQLSTATE are reserved words, and
- * a message that is no UTF-8 would be refused.
+ * What the portable statements (catalog_text.c) cannot say here: DELAYED and SQLSTATE are reserved
+ * words, and a message that is no UTF-8 would be refused.
  */
 #define TEXT "COALESCE(CONVERT(CAST(? AS BINARY) USING utf8mb4), '(not UTF-8)')"
 
 const char *const rs_mysql_catalog[RS_CATALOG_COUNT] = {
-	[RS_CATALOG_FAILURE_INSERT] =
-		"INSERT INTO ruststream_failure (at, subscription, queue, id, attempt, `sqlstate`, message, "
-		"hint) VALUES (?, ?, ?, ?, ?, ?, " TEXT ", ?)",
+	[RS_CATALOG_FAILURE_INSERT] = "INSERT INTO ruststream_failure (at, subscription, queue, id, "
+								  "attempt, `sqlstate`, message, "
+								  "hint) VALUES (?, ?, ?, ?, ?, ?, " TEXT ", ?)",
 	[RS_CATALOG_COUNTER_ADD] =
 		"UPDATE ruststream_counter SET acked = acked + ?, retried = retried + ?, "
 		"`delayed` = `delayed` + ?, discarded = discarded + ?, dead_lettered = dead_lettered + ?, "

@@ -89,8 +89,7 @@ rs_mysql_bind(rs_mysql_session *session, rs_mysql_statement *statement, const rs
 			case RS_TEXT:
 			case RS_BYTES:
 				/* Text is of the connection's character set, bytes are of none. */
-				bind->buffer_type =
-					values[i].kind == RS_TEXT ? MYSQL_TYPE_STRING : MYSQL_TYPE_BLOB;
+				bind->buffer_type = values[i].kind == RS_TEXT ? MYSQL_TYPE_STRING : MYSQL_TYPE_BLOB;
 				bind->buffer = (void *) values[i].text;
 				bind->buffer_length = (unsigned long) values[i].length;
 				break;
@@ -375,8 +374,8 @@ make_condition(const char *id, char *condition, size_t size)
 		condition[length++] = *id;
 	}
 	condition[length] = '\0';
-	return *id == '\0' && (size_t) snprintf(condition + length, size - length, "` <=> ?)") <
-							  size - length;
+	return *id == '\0' &&
+		   (size_t) snprintf(condition + length, size - length, "` <=> ?)") < size - length;
 }
 
 /*

@@ -139,11 +139,12 @@ check_types(rs_session *base, const rs_table *table, const rs_look *look)
 		const rs_column *column = find_column(look, start, length);
 
 		if (column != NULL && !is_of(column->type, KEYS))
-			return rs_mysql_refuse(rs_mysql_of(base),
-								   "The text of other types than integers, text and UUID depends on "
-								   "settings.",
-								   "column \"%s\" of type %s cannot be part of a lock key",
-								   column->name, column->type);
+			return rs_mysql_refuse(
+				rs_mysql_of(base),
+				"The text of other types than integers, text and UUID depends on "
+				"settings.",
+				"column \"%s\" of type %s cannot be part of a lock key", column->name,
+				column->type);
 	}
 	return RS_DONE;
 }
@@ -157,7 +158,8 @@ typedef struct index_list
 {
 	looking *at;
 	const char *id;
-	const char *wanted[RS_ROLE_COUNT + 1]; /* the claim's columns in order; the last one is the id */
+	const char
+		*wanted[RS_ROLE_COUNT + 1]; /* the claim's columns in order; the last one is the id */
 	int wanted_count;
 
 	char name[256];
@@ -166,8 +168,9 @@ typedef struct index_list
 	const char *columns[MAX_INDEX_COLUMNS];
 	int count;
 
-	const char *claim_index;		/* an index of all that is wanted */
-	const char *claim_index_and_key; /* one without the id, which is in it if it is the primary key */
+	const char *claim_index; /* an index of all that is wanted */
+	const char
+		*claim_index_and_key; /* one without the id, which is in it if it is the primary key */
 	bool id_is_primary_key;
 } index_list;
 
@@ -347,7 +350,8 @@ rs_mysql_look(rs_session *base, const rs_table *table, rs_arena *arena, rs_look 
 		return result;
 	column = payload != NULL ? find_column(look, payload, strlen(payload)) : NULL;
 	look->payload_is_bytes =
-		column != NULL && is_of(column->type, ",binary,varbinary,tinyblob,blob,mediumblob,longblob,");
+		column != NULL &&
+		is_of(column->type, ",binary,varbinary,tinyblob,blob,mediumblob,longblob,");
 	return check_types(base, table, look);
 }
 
@@ -357,20 +361,23 @@ static bool
 read_flag(void *arg, const rs_value *columns, int count)
 {
 	(void) count;
-	*(bool *) arg = columns[0].kind == RS_TEXT && columns[0].length > 0 && columns[0].text[0] == '1';
+	*(bool *) arg =
+		columns[0].kind == RS_TEXT && columns[0].length > 0 && columns[0].text[0] == '1';
 	return false;
 }
 
 /*
- * Where InnoDB refuses to write to a row that has changed since the transaction's snapshot (MariaDB,
- * by default from 11.6 on), such a transaction could not settle a lease that was extended since.
+ * Where InnoDB refuses to write to a row that has changed since the transaction's snapshot
+ * (MariaDB, by default from 11.6 on), such a transaction could not settle a lease that was extended
+ * since.
  */
 rs_result
 rs_mysql_check_plan(rs_session *base, const struct rs_plan *plan)
 {
 	static const rs_command command = {
-		.text = "SELECT IF(VARIABLE_VALUE = 'ON', '1', '0') FROM information_schema.SESSION_VARIABLES"
-				" WHERE VARIABLE_NAME = 'innodb_snapshot_isolation'",
+		.text =
+			"SELECT IF(VARIABLE_VALUE = 'ON', '1', '0') FROM information_schema.SESSION_VARIABLES"
+			" WHERE VARIABLE_NAME = 'innodb_snapshot_isolation'",
 		.slot = -1};
 	rs_isolation level = plan->table.isolation;
 	bool is_checked = false;

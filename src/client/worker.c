@@ -521,6 +521,22 @@ rest_broken(ruststream_worker *worker)
 	wait_for(worker, worker->plan.poll_interval > 0 ? worker->plan.poll_interval : RS_SECOND);
 }
 
+/*
+ * Rows are left alone, and nothing else is due: until the first of them may be had, which it may be
+ * by now, or there may be something new.
+ */
+static void
+rest_held(ruststream_worker *worker)
+{
+	int64_t now = rs_monotonic();
+	int64_t next = rs_let_go(worker, now);
+
+	if (next == INT64_MAX)
+		return;
+	wait_for(worker,
+			 next - now < worker->plan.poll_interval ? next - now : worker->plan.poll_interval);
+}
+
 /* One turn; false: this is the end. */
 static bool
 turn(ruststream_worker *worker, ruststream_run how)
@@ -535,7 +551,7 @@ turn(ruststream_worker *worker, ruststream_run how)
 		case RS_PROGRESS_RELEASED:
 			return false;
 		case RS_PROGRESS_HELD:
-			wait_for(worker, rs_let_go(worker, rs_monotonic()) - rs_monotonic());
+			rest_held(worker);
 			break;
 		case RS_PROGRESS_NOTHING:
 			if (how == RUSTSTREAM_DRAIN)
