@@ -80,6 +80,9 @@ rs_mysql_fail(rs_mysql_session *session)
 rs_result
 rs_mysql_fail_statement(rs_mysql_session *session, MYSQL_STMT *prepared)
 {
+	/* What comes while rows are read is the connection's error alone. */
+	if (mysql_stmt_errno(prepared) == 0)
+		return rs_mysql_fail(session);
 	return fail(session, mysql_stmt_errno(prepared), mysql_stmt_sqlstate(prepared),
 				mysql_stmt_error(prepared));
 }

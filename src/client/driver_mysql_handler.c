@@ -567,10 +567,15 @@ rs_mysql_check_writes(rs_session *base)
 static rs_result
 check_after(rs_mysql_session *session, bool transactional, const rs_answer *answer)
 {
+	rs_result result;
+
 	if (session->in_transaction)
 		return transactional || answer->failed ? RS_DONE : check_transaction(session);
 	if ((session->db->server_status & SERVER_STATUS_IN_TRANS) == 0)
 		return RS_DONE;
+	result = rs_mysql_run(session, "ROLLBACK");
+	if (result != RS_DONE)
+		return result;
 	rs_error_set(&session->base.error, RUSTSTREAM_DATABASE, "25000",
 				 "It is not transactional, so what it begins is its to end.",
 				 "the handler has left a transaction open");
@@ -588,7 +593,9 @@ after_failure(rs_mysql_session *session, rs_answer *answer)
 	/* Its procedure may have other parameters by now, or its statements be stale. */
 	rs_mysql_forget_handler(session);
 	answer->failed = true;
-	result = ask_answer(session, &unread);
+	result = session->in_transaction ? RS_DONE : rs_mysql_run(session, "ROLLBACK");
+	if (result == RS_DONE)
+		result = ask_answer(session, &unread);
 	session->base.error = error;
 	return result == RS_FAILED ? RS_DONE : result;
 }

@@ -265,12 +265,12 @@ static const rs_catalogue_entry mysql_operations[RS_OPERATION_COUNT] = {
 	 * WHERE `id` = :id AND ruststream_row.`group` = :group AND ruststream_row.`processed_at` IS
 	 * NULL AND COALESCE(`attempt`, 1) = :attempt FOR UPDATE SKIP LOCKED
 	 *
-	 * and in the advisory lock form .. = :attempt + 1 FOR UPDATE: one failure is never settled
+	 * and in the advisory lock form FOR UPDATE alone. One failure is never settled
 	 * twice.
 	 */
 	[RS_OP_RECLAIM] = {.statements = {"SELECT 1 FROM {table} AS ruststream_row" THIS_ROW READ_GROUP
 										  UNPROCESSED GUARD "[!locked_until:[attempt:" WHERE
-									  " COALESCE({attempt}, 1) = :attempt[advisory_lock: + 1]]]"
+									  " COALESCE({attempt}, 1) = :attempt]]"
 									  " FOR UPDATE[row_lock: SKIP LOCKED]"}},
 
 	/* SELECT 1 FROM .. the same without the attempt .. FOR UPDATE */

@@ -51,7 +51,7 @@ sub new
 	my $log = `@{[tool('mariadb-install-db')]} --no-defaults @user --auth-root-authentication-method=normal --skip-test-db --datadir='$directory/data' 2>&1`;
 	die "mariadb-install-db: $log\n" if $? != 0;
 	$self->{command} = [tool('mariadbd'), '--no-defaults', @user, "--datadir=$directory/data", "--socket=$directory/socket",
-		'--skip-networking', "--pid-file=$directory/pid", "--log-error=$directory/log", '--innodb-flush-log-at-trx-commit=0',
+		'--skip-networking', "--pid-file=$directory/pid", "--log-error=$directory/log", '--innodb-flush-log-at-trx-commit=2',
 		'--innodb-buffer-pool-size=32M', '--sync-binlog=0',
 		map { '--' . tr/_/-/r . (defined $options{$_} ? "=$options{$_}" : '') } sort keys %options];
 	$self->start;
