@@ -55,20 +55,26 @@ apt_update() {
 		warn 'apt-get update failed; going on with the lists that are there'
 }
 
-# Install what was missed.  While that goes on, the server's packages are told
-# not to make a cluster of their own.
+# Install what was missed.  While that goes on, the servers' packages are told
+# not to make a cluster of their own, and not to start anything.
 install_missing() {
 	local policy=/etc/postgresql-common/createcluster.d/zz-ruststream.conf
-	local log status=0
+	local starts=/usr/sbin/policy-rc.d
+	local log status=0 ours=
 	[ ${#MISSING[@]} -gt 0 ] || return 0
 	say "installing: ${MISSING[*]}"
 	apt_update
 	log=$(mktemp)
 	as_root mkdir -p "${policy%/*}"
 	echo 'create_main_cluster = off' | as_root tee "$policy" >/dev/null
+	if ! [ -e "$starts" ]; then
+		ours=yes
+		printf '#!/bin/sh\nexit 101\n' | as_root tee "$starts" >/dev/null
+		as_root chmod +x "$starts"
+	fi
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 \
 		install --no-install-recommends "${MISSING[@]}" >"$log" 2>&1 </dev/null || status=$?
-	as_root rm -f "$policy"
+	as_root rm -f "$policy" ${ours:+"$starts"}
 	if [ "$status" -ne 0 ]; then
 		tail -n 40 "$log" >&2
 		rm -f "$log"
@@ -108,6 +114,13 @@ choose_postgres() {
 	want "postgresql-$PG_MAJOR" "$PG_BIN/postgres" "$PG_BIN/pg_ctl" "$PG_BIN/pgbench"
 	want "postgresql-client-$PG_MAJOR" "$PG_BIN/psql"
 	want "postgresql-server-dev-$PG_MAJOR" "$lib/lib/pgxs/src/makefiles/pgxs.mk" "$PG_CONFIG"
+}
+
+# The servers that the client's tests start for themselves.
+want_mariadb() {
+	want mariadb-server /usr/sbin/mariadbd /usr/bin/mariadb-install-db
+	want mariadb-client /usr/bin/mariadb
+	want libmariadb-dev /usr/include/mariadb/mysql.h
 }
 
 want_build_tools() {

@@ -88,6 +88,24 @@ set_token(rs_work *work, rs_value *values, int64_t now)
 	return RS_DONE;
 }
 
+/* Bytes as text, as PostgreSQL writes them. */
+static const char *
+hex_of(rs_arena *arena, const rs_value *bytes)
+{
+	static const char digits[] = "0123456789abcdef";
+	char *text = rs_alloc(arena, 2 * bytes->length + 3);
+
+	if (text == NULL)
+		return NULL;
+	memcpy(text, "\\x", 2);
+	for (size_t i = 0; i < bytes->length; i++)
+	{
+		text[2 + 2 * i] = digits[(unsigned char) bytes->text[i] >> 4];
+		text[3 + 2 * i] = digits[(unsigned char) bytes->text[i] & 15];
+	}
+	return text;
+}
+
 /* The row, as a claim returns it: id, attempt, headers, payload. */
 static bool
 keep_row(void *arg, const rs_value *columns, int count)
@@ -112,6 +130,9 @@ keep_row(void *arg, const rs_value *columns, int count)
 			break;
 		case RS_REAL:
 			delivery->id = rs_print(arena, "%.17g", work->id.real);
+			break;
+		case RS_BYTES:
+			delivery->id = hex_of(arena, &work->id);
 			break;
 		default:
 			delivery->id = work->id.text;
@@ -631,6 +652,7 @@ typedef struct candidates
 	rs_value ids[MAX_CANDIDATES];
 	const char *keys[MAX_CANDIDATES];
 	const char *partitions[MAX_CANDIDATES];
+	bool refused[MAX_CANDIDATES]; /* what it needs was locked elsewhere */
 } candidates;
 
 /* id, key, and what of the partition key is to be locked beside it. */
@@ -656,6 +678,24 @@ keep_candidate(void *arg, const rs_value *columns, int count)
 										(int) columns[2].length, columns[2].text);
 	found->count = n + 1;
 	return true;
+}
+
+/*
+ * Does a candidate need a key that an earlier one could not have?  It may be free by now, but then
+ * the earlier row may have come back, and goes first.
+ */
+static bool
+comes_behind_refused(const candidates *found, int n)
+{
+	for (int i = 0; i < n; i++)
+	{
+		if (found->refused[i] &&
+			(strcmp(found->keys[i], found->keys[n]) == 0 ||
+			 (found->partitions[i] != NULL && found->partitions[n] != NULL &&
+			  strcmp(found->partitions[i], found->partitions[n]) == 0)))
+			return true;
+	}
+	return false;
 }
 
 /* Lock a candidate's key, and the one of its partition. */
@@ -758,7 +798,10 @@ deliver_advisory(rs_work *work)
 	{
 		bool locked = false;
 
+		if (comes_behind_refused(&found, i))
+			continue;
 		result = lock_keys(work, found.keys[i], found.partitions[i], &locked);
+		found.refused[i] = !locked;
 		if (result == RS_DONE && !locked)
 			continue;
 		if (result == RS_DONE)
