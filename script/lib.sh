@@ -170,7 +170,7 @@ as_server() {
 # Stop every server whose data lies in our directory, and leave nothing.
 # shellcheck disable=SC2317  # called by the trap
 cleanup() {
-	local status=$? pidfile
+	local status=$? pidfile pid
 	trap - EXIT
 	trap '' INT TERM
 	cd /
@@ -178,6 +178,11 @@ cleanup() {
 		while IFS= read -r -d '' pidfile; do
 			as_server "$PG_BIN/pg_ctl" stop -m immediate -D "${pidfile%/*}" >/dev/null 2>&1 || true
 		done < <(find "$WORK" -name postmaster.pid -print0 2>/dev/null)
+		while IFS= read -r -d '' pidfile; do
+			pid=$(cat "$pidfile")
+			kill "$pid" 2>/dev/null || true
+			while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+		done < <(find "$WORK" -name mariadb.pid -print0 2>/dev/null)
 		if [ -n "${RUSTSTREAM_KEEP:-}" ]; then
 			warn "kept: $WORK"
 		else
@@ -237,6 +242,28 @@ start_server() {
 		{ cat "$data/server.log" >&2; return 1; }
 	export PGHOST=$WORK/sockets PGUSER=postgres PGDATABASE=postgres
 }
+
+# start_mariadb NAME [SETTING..]: a new MariaDB server with an empty database
+# "app".  No TCP.  Sets SOCKET, and MYSQL_URL for the command line.
+start_mariadb() {
+	local data=$WORK/$1 log=$WORK/tmp/mariadb-install.log deadline=$((SECONDS + 60))
+	shift
+	SOCKET=$data/socket
+	# shellcheck disable=SC2034  # for whoever has sourced this
+	MYSQL_URL="mysql://root@/app?socket=$SOCKET"
+	as_server mkdir "$data"
+	as_server mariadb-install-db --no-defaults --auth-root-authentication-method=normal --skip-test-db \
+		--datadir="$data/data" >"$log" 2>&1 || { cat "$log" >&2; return 1; }
+	as_server /usr/sbin/mariadbd --no-defaults --datadir="$data/data" --socket="$SOCKET" --skip-networking \
+		--pid-file="$data/mariadb.pid" --log-error="$data/log" "$@" >/dev/null 2>&1 &
+	until maria -e 'CREATE DATABASE IF NOT EXISTS app' 2>/dev/null; do
+		[ "$SECONDS" -lt "$deadline" ] || { cat "$data/log" >&2; return 1; }
+		sleep 0.2
+	done
+}
+
+# The mariadb shell on that server.
+maria() { as_server mariadb --no-defaults -S "$SOCKET" -u root -N -B "$@"; }
 
 stop_server() {
 	as_server "$PG_BIN/pg_ctl" stop -s -w -m fast -D "$WORK/$1"
