@@ -689,10 +689,9 @@ comes_behind_refused(const candidates *found, int n)
 {
 	for (int i = 0; i < n; i++)
 	{
-		if (found->refused[i] &&
-			(strcmp(found->keys[i], found->keys[n]) == 0 ||
-			 (found->partitions[i] != NULL && found->partitions[n] != NULL &&
-			  strcmp(found->partitions[i], found->partitions[n]) == 0)))
+		if (found->refused[i] && (strcmp(found->keys[i], found->keys[n]) == 0 ||
+								  (found->partitions[i] != NULL && found->partitions[n] != NULL &&
+								   strcmp(found->partitions[i], found->partitions[n]) == 0)))
 			return true;
 	}
 	return false;

@@ -160,11 +160,11 @@ typedef struct rs_look
 	const char *name;   /* as the engine spells it */
 	rs_column *columns;
 	int column_count;
-	bool id_is_unique;     /* by itself, always: no partial or deferred index */
+	bool id_is_unique;       /* by itself, always: no partial or deferred index */
 	const char *claim_index; /* its name, where claims are to be made to use it; or NULL */
-	bool has_claim_index;  /* an index that serves rs_index_columns */
-	bool has_lease_index;  /* one on the lease's column, or none is needed */
-	bool payload_is_bytes; /* bytes, not text, are what its column stores */
+	bool has_claim_index;    /* an index that serves rs_index_columns */
+	bool has_lease_index;    /* one on the lease's column, or none is needed */
+	bool payload_is_bytes;   /* bytes, not text, are what its column stores */
 } rs_look;
 
 typedef struct rs_arena rs_arena; /* arena.c */
