@@ -4,6 +4,7 @@ use warnings;
 use FindBin;
 use lib $FindBin::Bin;
 use ClientTest qw(run start finish program);
+use File::Temp qw(tempdir);
 use MariadbServer;
 use Test::More;
 use Time::HiRes qw(sleep time);
@@ -515,5 +516,25 @@ $server->stop;
 $server = MariadbServer->new(version => '10.5.20-MariaDB');
 ($code, $out, $err) = run('status', $server->url);
 ok($code == 5 && $err =~ /MariaDB .*10\.5\.20-MariaDB, which cannot skip locked rows/ && $err =~ /Use MariaDB 10\.6/, 'a server that is too old') or diag($err);
+
+$server->stop;
+
+# ------------------------------------------------------------------------ TLS
+
+SKIP:
+{
+	my $place = tempdir(TMPDIR => 1, CLEANUP => 1);
+	my ($key, $certificate) = map { "$place/$_.pem" } qw(key certificate);
+	skip 'there is no openssl', 3
+	  if system("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout $key -out $certificate >/dev/null 2>&1") != 0;
+	chmod 0755, $place;
+	chmod 0644, $key, $certificate;
+	$server = MariadbServer->new(ssl_key => $key, ssl_cert => $certificate);
+	$url = $server->url;
+	is((run('install', "$url&tls=on"))[0], 0, 'a connection that is encrypted');
+	($code, $out, $err) = run('status', "$url&tls=verify");
+	ok($code == 5 && $err =~ /certificate/, '.. by a certificate that nobody has signed');
+	is((run('status', "$url&tls=verify&tls_ca=$certificate"))[0], 0, '.. or by one that is known');
+}
 
 done_testing();
