@@ -241,7 +241,8 @@ describe_bound(ruststream *handle, rs_plan *plan, const ruststream_queue *queue)
 	row.values[row.count++] = rs_value_of_text(queue->lock_key);
 	row.values[row.count++] = rs_value_of_text(queue->isolation);
 	row.values[row.count++] = rs_value_of_text(queue->mode);
-	row.values[row.count++] = rs_value_of_text(plan->table.name);
+	row.values[row.count++] =
+		rs_value_of_text(plan->look.full_name != NULL ? plan->look.full_name : plan->table.name);
 	code = change_at_once(handle, write_row, &row);
 	for (int i = 0; i < 2 && code == RUSTSTREAM_OK; i++)
 	{
@@ -464,6 +465,8 @@ ruststream_subscribe(ruststream *handle, const ruststream_subscription *given)
 		put_subscription(&row, &subscription, given->group_name);
 		code = change_at_once(handle, write_row, &row);
 	}
+	if (code == RUSTSTREAM_OK && plan.warning != NULL)
+		rs_tell(handle, "subscription \"%s\": %s", given->name, plan.warning);
 	rs_arena_free(&arena);
 	return code;
 }

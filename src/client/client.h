@@ -140,6 +140,7 @@ typedef struct rs_plan
 	rs_destination destination;
 	rs_subscription subscription; /* of a subscription's plan */
 	rs_policy policy;
+	const char *warning; /* a constant: what is allowed, but had better be known; or NULL */
 	rs_decode decode;
 	int64_t lease; /* microseconds, as the following; whole seconds */
 	int64_t timeout;
@@ -337,6 +338,14 @@ extern void rs_work_rollback(rs_work *work);
 extern void rs_work_fail(rs_work *work, const char *state, const char *hint, const char *format,
 						 ...) __attribute__((format(printf, 4, 5)));
 extern void rs_unlock_keys(rs_work *work);
+
+/* --------------------------------------------------------------- handle.c */
+
+/*
+ * Decode the row and call the handler, watched.  RS_DONE: it has answered, or failed
+ * by itself (work->has_error); else what is wrong is more than a failure.
+ */
+extern rs_result rs_handle(rs_work *work);
 
 /* ------------------------------------------------------------- settle_row.c */
 

@@ -156,8 +156,10 @@ typedef struct rs_column
 /* What a driver sees of a table; memory is the arena's. */
 typedef struct rs_look
 {
-	const char *schema; /* as statements are to name it */
-	const char *name;   /* as the engine spells it */
+	const char *schema;    /* as statements are to name it */
+	const char *name;      /* as the engine spells it */
+	const char *full_name; /* as our tables have it, where that is not name; else NULL */
+	bool only;             /* a plain table: rows of tables that inherit from it are not its */
 	rs_column *columns;
 	int column_count;
 	bool id_is_unique;       /* by itself, always: no partial or deferred index */
@@ -284,8 +286,11 @@ typedef struct rs_driver
 	/* Look at a table; RS_FAILED with RUSTSTREAM_NOT_FOUND where there is none. */
 	rs_result (*look)(rs_session *session, const rs_table *table, rs_arena *arena, rs_look *look);
 
-	/* What the server will not do for a subscription that fits otherwise; may be NULL. */
-	rs_result (*check_plan)(rs_session *session, const struct rs_plan *plan);
+	/*
+	 * Whether a subscription that is bound can be served by this engine and through this
+	 * connection; *warning is a constant that is to be told, or NULL.  NULL: every one can.
+	 */
+	rs_result (*check_plan)(rs_session *session, const struct rs_plan *plan, const char **warning);
 
 	/*
 	 * Check the SQL handler as far as that can be without running it, and run it.  What it does

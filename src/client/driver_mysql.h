@@ -172,7 +172,8 @@ extern rs_result rs_mysql_candidates(rs_session *base, struct rs_plan *plan, rs_
 /* driver_mysql_table.c */
 extern rs_result rs_mysql_look(rs_session *base, const rs_table *table, rs_arena *arena,
 							   rs_look *look);
-extern rs_result rs_mysql_check_plan(rs_session *base, const struct rs_plan *plan);
+extern rs_result rs_mysql_check_plan(rs_session *base, const struct rs_plan *plan,
+									 const char **warning);
 
 /* driver_mysql_handler.c */
 extern rs_result rs_mysql_check_handler(rs_session *base, const char *handler);

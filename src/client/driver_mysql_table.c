@@ -372,7 +372,7 @@ read_flag(void *arg, const rs_value *columns, int count)
  * since.
  */
 rs_result
-rs_mysql_check_plan(rs_session *base, const struct rs_plan *plan)
+rs_mysql_check_plan(rs_session *base, const struct rs_plan *plan, const char **warning)
 {
 	static const rs_command command = {
 		.text =
@@ -383,6 +383,7 @@ rs_mysql_check_plan(rs_session *base, const struct rs_plan *plan)
 	bool is_checked = false;
 	rs_result result;
 
+	(void) warning;
 	if (!rs_mysql_of(base)->is_mariadb || !plan->policy.transactional ||
 		rs_table_form(&plan->table) != RS_FORM_LEASE ||
 		(level != RS_ISOLATION_REPEATABLE_READ && level != RS_ISOLATION_SERIALIZABLE))

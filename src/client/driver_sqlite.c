@@ -1,7 +1,7 @@
 /*-------------------------------------------------------------------------
  *
  * driver_sqlite.c
- *	  The SQLite driver: connections, transactions, statements.
+ *	  The SQLite driver: connections, transactions, and waiting for locks.
  *
  * One writer at a time has the whole database.  A lock that is held elsewhere is waited for,
  * at random intervals, up to busy_timeout; what could not be had by then is a transient
@@ -21,9 +21,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "schema_sqlite.h" /* made of schema_sqlite.sql */
-
-#define SCHEMA_VERSION 1
 #define DEFAULT_BUSY_TIMEOUT 10000
 /* How often an idle worker looks for another connection's commit. */
 #define WAIT_SLICE_MS 20
@@ -135,8 +132,8 @@ on_busy(void *arg, int times)
 
 /* ------------------------------------------------------------ connections */
 
-static rs_result
-run(rs_sqlite_session *session, const char *text)
+rs_result
+rs_sqlite_run(rs_sqlite_session *session, const char *text)
 {
 	return sqlite3_exec(session->db, text, NULL, NULL, NULL) == SQLITE_OK ? RS_DONE
 																		  : rs_sqlite_fail(session);
@@ -245,9 +242,11 @@ set_up(rs_sqlite_session *session, bool foreign_keys)
 	(void) sqlite3_set_authorizer(session->db, authorize, session);
 	if (!rs_sqlite_register_functions(session))
 		return rs_sqlite_fail(session);
-	result = run(session, foreign_keys ? "PRAGMA foreign_keys = on" : "PRAGMA foreign_keys = off");
+	result = rs_sqlite_run(session,
+						   foreign_keys ? "PRAGMA foreign_keys = on" : "PRAGMA foreign_keys = off");
 	/* Reads the file's head, so that what is no database is found here. */
-	return result == RS_DONE ? run(session, "SELECT 1 FROM sqlite_schema LIMIT 1") : result;
+	return result == RS_DONE ? rs_sqlite_run(session, "SELECT 1 FROM sqlite_schema LIMIT 1")
+							 : result;
 }
 
 static rs_result
@@ -311,172 +310,6 @@ native(rs_session *base)
 	return of(base)->db;
 }
 
-/* ------------------------------------------------------------- statements */
-
-rs_result
-rs_sqlite_bind(rs_sqlite_session *session, sqlite3_stmt *statement, const rs_value *values,
-			   int count)
-{
-	for (int i = 0; i < count; i++)
-	{
-		const rs_value *value = &values[i];
-		int code = SQLITE_OK;
-
-		switch (value->kind)
-		{
-			case RS_NULL:
-				code = sqlite3_bind_null(statement, i + 1);
-				break;
-			case RS_INTEGER:
-				code = sqlite3_bind_int64(statement, i + 1, value->integer);
-				break;
-			case RS_REAL:
-				code = sqlite3_bind_double(statement, i + 1, value->real);
-				break;
-			case RS_TEXT:
-				code = sqlite3_bind_text64(statement, i + 1, value->text, value->length,
-										   SQLITE_STATIC, SQLITE_UTF8);
-				break;
-			case RS_BYTES:
-				code = value->length == 0 ? sqlite3_bind_zeroblob(statement, i + 1, 0)
-										  : sqlite3_bind_blob64(statement, i + 1, value->text,
-																value->length, SQLITE_STATIC);
-				break;
-		}
-		if (code != SQLITE_OK)
-			return rs_sqlite_fail(session);
-	}
-	return RS_DONE;
-}
-
-rs_value
-rs_sqlite_column(sqlite3_stmt *statement, int column)
-{
-	rs_value value = RS_VALUE_NULL;
-
-	switch (sqlite3_column_type(statement, column))
-	{
-		case SQLITE_INTEGER:
-			return rs_value_of_integer(sqlite3_column_int64(statement, column));
-		case SQLITE_FLOAT:
-			value.kind = RS_REAL;
-			value.real = sqlite3_column_double(statement, column);
-			return value;
-		case SQLITE_TEXT:
-			value.kind = RS_TEXT;
-			value.text = (const char *) sqlite3_column_text(statement, column);
-			break;
-		case SQLITE_BLOB:
-			value.kind = RS_BYTES;
-			value.text = sqlite3_column_blob(statement, column);
-			break;
-		default:
-			return value;
-	}
-	value.length = (size_t) sqlite3_column_bytes(statement, column);
-	if (value.text == NULL)
-		value.text = "";
-	return value;
-}
-
-/* Prepared, from its slot where it has one. */
-static sqlite3_stmt *
-prepare(rs_sqlite_session *session, const rs_command *command)
-{
-	sqlite3_stmt *statement = command->slot >= 0 ? session->kept[command->slot] : NULL;
-
-	if (statement != NULL && strcmp(sqlite3_sql(statement), command->text) == 0)
-		return statement;
-	if (statement != NULL)
-	{
-		(void) sqlite3_finalize(statement);
-		session->kept[command->slot] = NULL;
-		statement = NULL;
-	}
-	if (sqlite3_prepare_v3(session->db, command->text, -1,
-						   command->slot >= 0 ? SQLITE_PREPARE_PERSISTENT : 0, &statement,
-						   NULL) != SQLITE_OK)
-		return NULL;
-	if (command->slot >= 0)
-		session->kept[command->slot] = statement;
-	return statement;
-}
-
-#define MAX_COLUMNS 32
-
-/*
- * Step through all rows, also where the callback has seen enough: an UPDATE .. RETURNING has
- * changed everything before its first row, but a SELECT that is left holds its snapshot.
- */
-static rs_result
-step_through(rs_sqlite_session *session, sqlite3_stmt *statement, rs_row_callback row, void *arg,
-			 int64_t *affected)
-{
-	int columns = sqlite3_column_count(statement);
-	int64_t rows = 0;
-	int code;
-
-	if (columns > MAX_COLUMNS)
-		columns = MAX_COLUMNS;
-	while ((code = sqlite3_step(statement)) == SQLITE_ROW)
-	{
-		rs_value values[MAX_COLUMNS];
-
-		rows++;
-		if (row == NULL)
-			continue;
-		for (int i = 0; i < columns; i++)
-			values[i] = rs_sqlite_column(statement, i);
-		if (!row(arg, values, columns))
-		{
-			code = SQLITE_DONE;
-			break;
-		}
-	}
-	if (code != SQLITE_DONE)
-		return rs_sqlite_fail(session);
-	if (affected != NULL)
-		*affected = columns > 0 ? rows : sqlite3_changes(session->db);
-	return RS_DONE;
-}
-
-static rs_result
-execute(rs_session *base, const rs_command *command, const rs_value *values, int count,
-		rs_row_callback row, void *arg, int64_t *affected)
-{
-	rs_sqlite_session *session = of(base);
-	sqlite3_stmt *statement = prepare(session, command);
-	rs_result result;
-
-	if (statement == NULL)
-		return rs_sqlite_fail(session);
-	result = rs_sqlite_bind(session, statement, values, count);
-	if (result == RS_DONE)
-		result = step_through(session, statement, row, arg, affected);
-	if (command->slot >= 0)
-	{
-		/* The values are the caller's, and gone by the next time. */
-		(void) sqlite3_reset(statement);
-		(void) sqlite3_clear_bindings(statement);
-	}
-	else
-		(void) sqlite3_finalize(statement);
-	return result;
-}
-
-static void
-forget_statements(rs_session *base)
-{
-	rs_sqlite_session *session = of(base);
-
-	rs_sqlite_forget_handler(session);
-	for (int i = 0; i < RS_SLOT_COUNT; i++)
-	{
-		(void) sqlite3_finalize(session->kept[i]);
-		session->kept[i] = NULL;
-	}
-}
-
 /* ----------------------------------------------------------- transactions */
 
 /* Slots behind those of the catalogue. */
@@ -494,7 +327,7 @@ run_kept(rs_session *base, int slot, const char *text)
 {
 	const rs_command command = {.text = text, .slot = slot};
 
-	return execute(base, &command, NULL, 0, NULL, NULL, NULL);
+	return rs_sqlite_execute(base, &command, NULL, 0, NULL, NULL, NULL);
 }
 
 static rs_result
@@ -611,14 +444,14 @@ read_number(void *arg, const rs_value *columns, int count)
 	return false;
 }
 
-/* Changes when another connection has committed. */
+/* Changes when another connection has committed; what was so before the first look is new. */
 static int64_t
 data_version(rs_session *base)
 {
 	static const rs_command command = {.text = "PRAGMA data_version", .slot = SLOT_ROLLBACK + 1};
 	int64_t version = 0;
 
-	(void) execute(base, &command, NULL, 0, read_number, &version, NULL);
+	(void) rs_sqlite_execute(base, &command, NULL, 0, read_number, &version, NULL);
 	return version;
 }
 
@@ -639,11 +472,8 @@ wait_idle(rs_session *base, int stop_fd, int64_t ms)
 
 		if (version != session->data_version)
 		{
-			bool first = session->data_version == 0;
-
 			session->data_version = version;
-			if (!first)
-				return RS_DONE;
+			return RS_DONE;
 		}
 		if (poll(&stop, 1, slice) != 0)
 			return RS_DONE;
@@ -658,99 +488,6 @@ interrupt(rs_session *base)
 	sqlite3_interrupt(of(base)->db);
 }
 
-/* --------------------------------------------------------------- catalogs */
-
-static bool
-read_text(void *arg, const rs_value *columns, int count)
-{
-	(void) count;
-	(void) snprintf(arg, 32, "%.*s", (int) columns[0].length, columns[0].text);
-	return false;
-}
-
-/* The version of our tables in this database; 0: there are none. */
-static rs_result
-installed_version(rs_session *base, int64_t *version)
-{
-	static const rs_command exists = {.text =
-										  "SELECT count(*) FROM sqlite_schema WHERE type = 'table'"
-										  " AND name = 'ruststream_version'",
-									  .slot = -1};
-	static const rs_command read = {.text = "SELECT max(version) FROM ruststream_version",
-									.slot = -1};
-	int64_t count = 0;
-	rs_result result = execute(base, &exists, NULL, 0, read_number, &count, NULL);
-
-	*version = 0;
-	if (result == RS_DONE && count > 0)
-		result = execute(base, &read, NULL, 0, read_number, version, NULL);
-	return result;
-}
-
-static rs_result
-check_installed(rs_session *base)
-{
-	int64_t version;
-	rs_result result = installed_version(base, &version);
-
-	if (result != RS_DONE || version == SCHEMA_VERSION)
-		return result;
-	if (version == 0)
-		rs_error_set(&base->error, RUSTSTREAM_NOT_INSTALLED, "", "Run: ruststream install URL",
-					 "this database has no tables of ruststream yet");
-	else
-		rs_error_set(&base->error, RUSTSTREAM_NOT_INSTALLED, "",
-					 version > SCHEMA_VERSION ? "Use the ruststream that made them."
-											  : "Run: ruststream install URL",
-					 "the tables of ruststream in this database are of version %lld, and this is "
-					 "for version %d",
-					 (long long) version, SCHEMA_VERSION);
-	return RS_FAILED;
-}
-
-static rs_result
-see_to_wal(rs_session *base, bool with_wal, ruststream_notice_callback notice, void *arg)
-{
-	const rs_command ask = {.text = with_wal ? "PRAGMA journal_mode = wal" : "PRAGMA journal_mode",
-							.slot = -1};
-	char mode[32] = "";
-	rs_result result = execute(base, &ask, NULL, 0, read_text, mode, NULL);
-
-	if (result == RS_DONE && strcmp(mode, "wal") != 0 && notice != NULL)
-		notice(arg, with_wal
-						? "write-ahead logging could not be turned on for this database"
-						: "write-ahead logging is off: with it readers and the writer do not wait "
-						  "for each other; install --wal turns it on");
-	return result;
-}
-
-static rs_result
-install(rs_session *base, bool with_wal, ruststream_notice_callback notice, void *arg)
-{
-	rs_sqlite_session *session = of(base);
-	int64_t version = 0;
-	rs_result result = see_to_wal(base, with_wal, notice, arg);
-
-	if (result == RS_DONE)
-		result = begin(base, RS_FOR_US, NULL);
-	if (result == RS_DONE)
-		result = installed_version(base, &version);
-	if (result == RS_DONE && version == 0)
-		result = run(session, rs_schema_sqlite);
-	if (result == RS_DONE && version > SCHEMA_VERSION)
-		result = check_installed(base);
-	if (result == RS_DONE)
-		result = commit(base);
-	if (result != RS_DONE)
-	{
-		rs_error kept = base->error;
-
-		(void) rollback(base);
-		base->error = kept;
-	}
-	return result;
-}
-
 const rs_driver rs_sqlite_driver = {
 	.name = "sqlite",
 	.dialect = RS_DIALECT_SQLITE,
@@ -760,8 +497,8 @@ const rs_driver rs_sqlite_driver = {
 	.begin = begin,
 	.commit = commit,
 	.rollback = rollback,
-	.execute = execute,
-	.forget_statements = forget_statements,
+	.execute = rs_sqlite_execute,
+	.forget_statements = rs_sqlite_forget_statements,
 	.now = now,
 	.format_time = format_time,
 	.parse_time = rs_time_parse,
@@ -778,6 +515,6 @@ const rs_driver rs_sqlite_driver = {
 	.interrupt = interrupt,
 	.wait = wait_idle,
 	.catalog = rs_portable_catalog,
-	.install = install,
-	.check_installed = check_installed,
+	.install = rs_sqlite_install,
+	.check_installed = rs_sqlite_check_installed,
 };

@@ -4,9 +4,11 @@
  *	  What the files of the SQLite driver share; the only one that includes
  *	  SQLite's own header.
  *
- *	driver_sqlite.c			connections, transactions, statements
+ *	driver_sqlite.c			connections, transactions, errors, waiting for locks
+ *	driver_sqlite_statement.c	statements and values
  *	driver_sqlite_table.c	looking at a table
  *	driver_sqlite_handler.c	handlers that are SQL
+ *	driver_sqlite_install.c	our own tables
  *	keys.c					advisory keys, which are the process's
  *
  *-------------------------------------------------------------------------
@@ -48,13 +50,23 @@ typedef struct rs_sqlite_session
 } rs_sqlite_session;
 
 extern rs_result rs_sqlite_fail(rs_sqlite_session *session);
-extern rs_result rs_sqlite_bind(rs_sqlite_session *session, sqlite3_stmt *statement,
-								const rs_value *values, int count);
-extern rs_value rs_sqlite_column(sqlite3_stmt *statement, int column);
+/* One or more statements without values. */
+extern rs_result rs_sqlite_run(rs_sqlite_session *session, const char *text);
+
+/* driver_sqlite_statement.c */
+extern rs_result rs_sqlite_execute(rs_session *base, const rs_command *command,
+								   const rs_value *values, int count, rs_row_callback row,
+								   void *arg, int64_t *affected);
+extern void rs_sqlite_forget_statements(rs_session *base);
 
 /* driver_sqlite_table.c */
 extern rs_result rs_sqlite_look(rs_session *base, const rs_table *table, rs_arena *arena,
 								rs_look *look);
+
+/* driver_sqlite_install.c */
+extern rs_result rs_sqlite_install(rs_session *base, bool with_wal,
+								   ruststream_notice_callback notice, void *arg);
+extern rs_result rs_sqlite_check_installed(rs_session *base);
 
 /* driver_sqlite_handler.c */
 extern bool rs_sqlite_register_functions(rs_sqlite_session *session);

@@ -197,6 +197,7 @@ rs_bind_queue(ruststream *handle, rs_plan *plan, const rs_table *table, bool des
 	plan->table.schema = plan->look.schema;
 	plan->table.name = plan->look.name;
 	plan->table.claim_index = plan->look.claim_index;
+	plan->table.only = plan->look.only;
 	code = check_columns(handle, &plan->table, &plan->look);
 	if (code == RUSTSTREAM_OK)
 		code = check_id(handle, &plan->table, &plan->look);
@@ -413,7 +414,7 @@ rs_bind_subscription(ruststream *handle, rs_plan *plan, const rs_subscription *s
 		return rs_fail(handle, RUSTSTREAM_REFUSED, "Use any, text or json.",
 					   "decode cannot be \"%s\"", subscription->decode);
 	if (handle->driver->check_plan != NULL &&
-		handle->driver->check_plan(handle->session, plan) != RS_DONE)
+		handle->driver->check_plan(handle->session, plan, &plan->warning) != RS_DONE)
 		return rs_take_error(handle);
 	return RUSTSTREAM_OK;
 }

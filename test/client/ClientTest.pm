@@ -10,7 +10,7 @@ use IO::Handle;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(new_database run start finish sql wait_for url program);
+our @EXPORT = qw(new_database run start finish sql refuses wait_for url program);
 
 my $directory = tempdir('ruststream-client.XXXXXX', TMPDIR => 1, CLEANUP => 1);
 my $program = $ENV{RUSTSTREAM} // dirname(__FILE__) . '/build/library/ruststream';
@@ -87,6 +87,13 @@ sub sql
 	close $out or die "sqlite3: $text failed\n";
 	chomp $answer;
 	return $answer;
+}
+
+# Does the database refuse this?
+sub refuses
+{
+	my ($text) = @_;
+	return system("sqlite3 -batch -bail '$database' \"$text\" >/dev/null 2>&1") != 0;
 }
 
 # Poll until SQL answers what is wanted, for a minute at the most.

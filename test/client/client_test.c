@@ -248,13 +248,13 @@ test_outcomes(void)
 
 static atomic_int calls;
 
-/* Blocks for more than three leases of a second. */
+/* Blocks for two and a half leases of two seconds, so for five half ones. */
 static ruststream_outcome
 slow(ruststream_delivery *delivery, void *arg)
 {
 	(void) arg;
 	atomic_fetch_add(&calls, 1);
-	wait_ms(3400);
+	wait_ms(5200);
 	write_effect(delivery);
 	return RUSTSTREAM_ACK;
 }
@@ -278,16 +278,16 @@ test_long_handler(void)
 	ruststream *db = begin();
 	pthread_t thread;
 
-	subscribe(db, "leased", 1000, 0);
+	subscribe(db, "leased", 2000, 0);
 	(void) sql("INSERT INTO leased (payload) VALUES ('long')");
 	atomic_store(&calls, 0);
 	(void) pthread_create(&thread, NULL, drain_in_thread, (void *) (uintptr_t) slow);
 	while (atomic_load(&calls) == 0)
 		wait_ms(5);
-	for (int i = 0; i < 30; i++)
+	for (int i = 0; i < 60; i++)
 	{
 		drain_in_thread((void *) (uintptr_t) slow);
-		wait_ms(50);
+		wait_ms(75);
 	}
 	(void) pthread_join(thread, NULL);
 	ok(atomic_load(&calls) == 1, "a handler outlives several leases, and nobody else gets its row");
@@ -571,6 +571,50 @@ test_dead_collision(void)
 	is(sql("SELECT group_concat(id || ifnull(payload, '') || ifnull(attempt, '') || extra) FROM"
 		   " (SELECT * FROM dead ORDER BY id)"),
 	   "1none,2fail2none", "others are moved with all their columns, and the defaults of more");
+}
+
+/* What must survive a rollback goes through another handle, and on SQLite before the first write.
+ */
+static ruststream_outcome
+publishes_apart(ruststream_delivery *delivery, void *arg)
+{
+	const ruststream_task task = {.table = "leased", .payload = "apart", .payload_length = 5};
+	bool writes_first = strcmp(delivery->payload, "late") == 0;
+	ruststream *other;
+
+	if (strcmp(delivery->payload, "apart") == 0)
+		return RUSTSTREAM_ACK;
+	if (writes_first)
+		write_effect(delivery);
+	if (ruststream_open(arg, &other) == RUSTSTREAM_OK)
+		ok(ruststream_publish(other, &task, NULL, 0) ==
+			   (writes_first ? RUSTSTREAM_BUSY : RUSTSTREAM_OK),
+		   writes_first ? "a write that is to survive is told when it comes too late"
+						: "a write that is to survive goes through another handle");
+	if (writes_first)
+		ok(strstr(ruststream_message(other), "stayed locked") != NULL &&
+			   strstr(ruststream_hint(other), "delivery") != NULL,
+		   "and why");
+	ruststream_close(other);
+	return RUSTSTREAM_DISCARD;
+}
+
+static void
+test_apart(void)
+{
+	ruststream *db = begin();
+	ruststream_worker *worker;
+	char other[700];
+
+	subscribe(db, "leased", 0, 0);
+	(void) snprintf(other, sizeof(other), "%s?busy_timeout=50", url);
+	(void) sql("INSERT INTO leased (payload) VALUES ('early'), ('late')");
+	must(db, ruststream_worker_open(db, "s", publishes_apart, other, &worker));
+	must(db, ruststream_worker_run(worker, RUSTSTREAM_DRAIN));
+	ruststream_worker_close(worker);
+	ruststream_close(db);
+	is(sql("SELECT acked || '/' || discarded FROM ruststream_counter"), "1/2",
+	   "what was published apart is delivered, though its publisher was discarded");
 }
 
 /* --------------------------------------------------------------- stopping */
@@ -940,6 +984,7 @@ main(int argc, char **argv)
 	test_snapshot();
 	test_transient_limit();
 	test_dead_collision();
+	test_apart();
 	test_interrupt("leased");
 	test_interrupt("keyed");
 	test_timeout();

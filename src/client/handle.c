@@ -1,0 +1,227 @@
+/*-------------------------------------------------------------------------
+ *
+ * handle.c
+ *	  The handler's part of a delivery: decoding what it gets, calling it, and
+ *	  telling a failure of its own from what is more than that.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "client/client.h"
+#include "client/failpoint.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+static bool
+is_utf8(const char *text, size_t length)
+{
+	for (size_t i = 0; i < length;)
+	{
+		unsigned char lead = (unsigned char) text[i];
+		size_t more = lead < 0x80                   ? 0
+					  : lead >= 0xC2 && lead < 0xE0 ? 1
+					  : lead >= 0xE0 && lead < 0xF0 ? 2
+					  : lead >= 0xF0 && lead < 0xF5 ? 3
+													: length;
+
+		if (more >= length - i)
+			return false;
+		for (size_t n = 1; n <= more; n++)
+		{
+			unsigned char next = (unsigned char) text[i + n];
+
+			if ((next & 0xC0) != 0x80)
+				return false;
+			/* Overlong forms, surrogates, and what is beyond Unicode. */
+			if (n == 1 && ((lead == 0xE0 && next < 0xA0) || (lead == 0xED && next > 0x9F) ||
+						   (lead == 0xF0 && next < 0x90) || (lead == 0xF4 && next > 0x8F)))
+				return false;
+		}
+		i += more + 1;
+	}
+	return true;
+}
+
+/* Is the payload what the subscription says that it must be? */
+static bool
+decode(rs_work *work)
+{
+	rs_decode wanted = work->worker->plan.decode;
+	const char *payload = work->delivery.payload;
+	size_t length = work->delivery.payload_length;
+	json_error_t problem;
+	json_t *parsed;
+
+	if (wanted == RS_DECODE_ANY)
+		return true;
+	if (payload == NULL)
+	{
+		rs_work_fail(work, "", NULL, "the payload is NULL");
+		return false;
+	}
+	if (!is_utf8(payload, length))
+	{
+		rs_work_fail(work, "", NULL, "the payload is not UTF-8");
+		return false;
+	}
+	if (wanted == RS_DECODE_TEXT)
+		return true;
+	parsed = json_loadb(payload, length, JSON_DECODE_ANY | JSON_ALLOW_NUL, &problem);
+	if (parsed == NULL)
+	{
+		rs_work_fail(work, "", NULL, "the payload is not JSON: %s", problem.text);
+		return false;
+	}
+	json_decref(parsed);
+	return true;
+}
+
+void
+ruststream_delay(ruststream_delivery *delivery, int64_t delay)
+{
+	rs_work *work = (rs_work *) ((char *) delivery - offsetof(rs_work, delivery));
+
+	work->answer.has_delay = true;
+	work->answer.delay = delay <= 0                           ? 0
+						 : delay > INT64_MAX / RS_MILLISECOND ? INT64_MAX
+															  : delay * RS_MILLISECOND;
+}
+
+void
+ruststream_reason(ruststream_delivery *delivery, const char *reason)
+{
+	rs_work *work = (rs_work *) ((char *) delivery - offsetof(rs_work, delivery));
+
+	(void) snprintf(work->answer.reason, sizeof(work->answer.reason), "%s",
+					reason != NULL ? reason : "");
+}
+
+bool
+ruststream_is_cancelled(const ruststream_delivery *delivery)
+{
+	const rs_work *work = (const rs_work *) ((const char *) delivery - offsetof(rs_work, delivery));
+
+	return rs_watch_is_cancelled(&work->worker->watch);
+}
+
+static rs_result
+call_callback(rs_work *work)
+{
+	static const rs_outcome outcomes[] = {
+		[RUSTSTREAM_ACK] = RS_OUTCOME_ACK,
+		[RUSTSTREAM_RETRY] = RS_OUTCOME_RETRY,
+		[RUSTSTREAM_RETRY_AFTER] = RS_OUTCOME_RETRY_AFTER,
+		[RUSTSTREAM_DISCARD] = RS_OUTCOME_DISCARD,
+		[RUSTSTREAM_DEAD_LETTER] = RS_OUTCOME_DEAD_LETTER,
+	};
+	rs_session *session = work->worker->handle->session;
+	ruststream_outcome answer = work->worker->handler(&work->delivery, work->worker->handler_arg);
+	const char *reason = work->answer.reason;
+	rs_result result = RS_FAILED;
+
+	if ((unsigned) answer < sizeof(outcomes) / sizeof(outcomes[0]))
+	{
+		work->answer.outcome = outcomes[answer];
+		return RS_DONE;
+	}
+	if (answer == RUSTSTREAM_FAIL && session->driver->judge_failure != NULL)
+		result = session->driver->judge_failure(session);
+	if (result != RS_FAILED)
+		return result;
+	if (reason[0] == '\0')
+		reason = answer == RUSTSTREAM_UNDECODABLE ? "the handler could not decode the payload"
+				 : answer == RUSTSTREAM_FAIL      ? "the handler failed"
+												  : "the handler answered no outcome";
+	work->answer.failed = true;
+	work->answer.undecodable = answer == RUSTSTREAM_UNDECODABLE;
+	rs_error_set(&session->error, RUSTSTREAM_DATABASE, "", NULL, "%s", reason);
+	return RS_DONE;
+}
+
+/* Whichever handler it is; what it does wrong is in the answer. */
+static rs_result
+call_handler(rs_work *work)
+{
+	ruststream_worker *worker = work->worker;
+	rs_session *session = worker->handle->session;
+	const rs_driver *driver = session->driver;
+	bool transactional = worker->plan.policy.transactional;
+	rs_result result = RS_DONE;
+
+	work->delivery.connection = driver->native(session);
+	if (worker->handler == NULL && worker->plan.subscription.handler != NULL)
+		return driver->call_handler(session, worker->plan.subscription.handler, &work->delivery,
+									&work->id, &work->payload, transactional, &work->answer);
+	if (driver->guard_handler != NULL)
+		driver->guard_handler(session, true, transactional);
+	if (worker->handler != NULL)
+		result = call_callback(work);
+	else
+		rs_program_run(worker->plan.subscription.program, &work->delivery, &worker->watch,
+					   &work->answer, &session->error);
+	if (driver->guard_handler != NULL)
+		driver->guard_handler(session, false, transactional);
+	return result;
+}
+
+static bool
+keeps_writes(const rs_work *work)
+{
+	return !work->has_error && !work->answer.failed &&
+		   (work->answer.outcome == RS_OUTCOME_ACK || !work->worker->plan.policy.transactional);
+}
+
+rs_result
+rs_handle(rs_work *work)
+{
+	ruststream_worker *worker = work->worker;
+	rs_session *session = worker->handle->session;
+	bool transactional = worker->plan.policy.transactional;
+	bool timed_out = false;
+	rs_result result;
+
+	if (!decode(work))
+	{
+		work->answer.undecodable = true;
+		return RS_DONE;
+	}
+	rs_worker_trace(worker, RS_STEP_HANDLER, "");
+	if (!rs_watch_begin(&worker->watch, session, &work->id,
+						work->token[0] != '\0' ? work->token : NULL, worker->plan.lease,
+						worker->plan.timeout))
+	{
+		rs_work_fail(work, "", NULL, "no thread could be started to watch the handler");
+		return RS_DONE;
+	}
+	work->holds_lease = work->token[0] != '\0';
+	result = call_handler(work);
+	rs_watch_handler_ended(&worker->watch, &timed_out);
+	RS_FAILPOINT("after_handler");
+
+	if (atomic_load(&worker->interrupts))
+		return RS_DONE; /* whatever it came to: the row is given back */
+	if (timed_out)
+	{
+		rs_work_fail(work, "57014", NULL, "the handler was cancelled after its timeout of %lld ms",
+					 (long long) (worker->plan.timeout / RS_MILLISECOND));
+		return result == RS_LOST ? RS_LOST : RS_DONE;
+	}
+	if (result != RS_DONE)
+		return result;
+	if (work->answer.failed)
+	{
+		work->error = session->error;
+		work->has_error = true;
+	}
+	else if (transactional && keeps_writes(work) && session->driver->check_writes != NULL)
+	{
+		result = session->driver->check_writes(session);
+		if (result != RS_FAILED)
+			return result;
+		work->error = session->error;
+		work->has_error = true;
+		result = RS_DONE;
+	}
+	return result;
+}
