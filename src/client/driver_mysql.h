@@ -105,6 +105,7 @@ typedef struct rs_mysql_session
 	bool has_savepoint;
 	bool needs_set_up; /* before the next transaction, because a handler has changed settings */
 	char *guard;       /* the named lock of a partition key, held until the transaction ends */
+	int fifo_misses;   /* claims of a FIFO group in a row that have found a row of it locked */
 
 	rs_mysql_statement kept[RS_SLOT_COUNT];
 

@@ -329,6 +329,26 @@ take_head(claiming *claim)
 /* How often the two counts are repeated while rows are being inserted between them. */
 #define MAX_COUNTS 5
 
+#define MAX_MISSES 4
+
+/*
+ * A row is locked: by a delivery, or by another claim that is counting, which sees ours and comes
+ * to nothing as well.  So that neither of two that meet goes away for long, it is tried again a few
+ * times, after a random moment that the library waits outside the transaction.
+ */
+static rs_result
+miss(rs_mysql_session *session)
+{
+	if (++session->fifo_misses < MAX_MISSES)
+	{
+		rs_error_set(&session->base.error, RUSTSTREAM_BUSY, "", NULL,
+					 "a row of the group is in work or being claimed");
+		return RS_TRANSIENT;
+	}
+	session->fifo_misses = 0;
+	return RS_DONE;
+}
+
 static rs_result
 claim_head(claiming *claim)
 {
@@ -347,9 +367,12 @@ claim_head(claiming *claim)
 		if (unlocked.rows <= all.rows)
 			break;
 	}
-	if (result != RS_DONE || unlocked.rows != all.rows || unlocked.leased > 0)
+	if (result != RS_DONE)
 		return result;
-	return take_head(claim);
+	if (unlocked.rows != all.rows)
+		return miss(claim->session);
+	claim->session->fifo_misses = 0;
+	return unlocked.leased > 0 ? RS_DONE : take_head(claim);
 }
 
 /* ----------------------------------------------------------------- claims */
