@@ -55,20 +55,26 @@ apt_update() {
 		warn 'apt-get update failed; going on with the lists that are there'
 }
 
-# Install what was missed.  While that goes on, the server's packages are told
-# not to make a cluster of their own.
+# Install what was missed.  While that goes on, the servers' packages are told
+# not to make a cluster of their own, and not to start anything.
 install_missing() {
 	local policy=/etc/postgresql-common/createcluster.d/zz-ruststream.conf
-	local log status=0
+	local starts=/usr/sbin/policy-rc.d
+	local log status=0 ours=
 	[ ${#MISSING[@]} -gt 0 ] || return 0
 	say "installing: ${MISSING[*]}"
 	apt_update
 	log=$(mktemp)
 	as_root mkdir -p "${policy%/*}"
 	echo 'create_main_cluster = off' | as_root tee "$policy" >/dev/null
+	if ! [ -e "$starts" ]; then
+		ours=yes
+		printf '#!/bin/sh\nexit 101\n' | as_root tee "$starts" >/dev/null
+		as_root chmod +x "$starts"
+	fi
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 \
 		install --no-install-recommends "${MISSING[@]}" >"$log" 2>&1 </dev/null || status=$?
-	as_root rm -f "$policy"
+	as_root rm -f "$policy" ${ours:+"$starts"}
 	if [ "$status" -ne 0 ]; then
 		tail -n 40 "$log" >&2
 		rm -f "$log"
@@ -108,6 +114,13 @@ choose_postgres() {
 	want "postgresql-$PG_MAJOR" "$PG_BIN/postgres" "$PG_BIN/pg_ctl" "$PG_BIN/pgbench"
 	want "postgresql-client-$PG_MAJOR" "$PG_BIN/psql"
 	want "postgresql-server-dev-$PG_MAJOR" "$lib/lib/pgxs/src/makefiles/pgxs.mk" "$PG_CONFIG"
+}
+
+# The servers that the client's tests start for themselves.
+want_mariadb() {
+	want mariadb-server /usr/sbin/mariadbd /usr/bin/mariadb-install-db
+	want mariadb-client /usr/bin/mariadb
+	want libmariadb-dev /usr/include/mariadb/mysql.h
 }
 
 want_build_tools() {
@@ -157,7 +170,7 @@ as_server() {
 # Stop every server whose data lies in our directory, and leave nothing.
 # shellcheck disable=SC2317  # called by the trap
 cleanup() {
-	local status=$? pidfile
+	local status=$? pidfile pid
 	trap - EXIT
 	trap '' INT TERM
 	cd /
@@ -165,6 +178,11 @@ cleanup() {
 		while IFS= read -r -d '' pidfile; do
 			as_server "$PG_BIN/pg_ctl" stop -m immediate -D "${pidfile%/*}" >/dev/null 2>&1 || true
 		done < <(find "$WORK" -name postmaster.pid -print0 2>/dev/null)
+		while IFS= read -r -d '' pidfile; do
+			pid=$(cat "$pidfile")
+			kill "$pid" 2>/dev/null || true
+			while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+		done < <(find "$WORK" -name mariadb.pid -print0 2>/dev/null)
 		if [ -n "${RUSTSTREAM_KEEP:-}" ]; then
 			warn "kept: $WORK"
 		else
@@ -224,6 +242,28 @@ start_server() {
 		{ cat "$data/server.log" >&2; return 1; }
 	export PGHOST=$WORK/sockets PGUSER=postgres PGDATABASE=postgres
 }
+
+# start_mariadb NAME [SETTING..]: a new MariaDB server with an empty database
+# "app".  No TCP.  Sets SOCKET, and MYSQL_URL for the command line.
+start_mariadb() {
+	local data=$WORK/$1 log=$WORK/tmp/mariadb-install.log deadline=$((SECONDS + 60))
+	shift
+	SOCKET=$data/socket
+	# shellcheck disable=SC2034  # for whoever has sourced this
+	MYSQL_URL="mysql://root@/app?socket=$SOCKET"
+	as_server mkdir "$data"
+	as_server mariadb-install-db --no-defaults --auth-root-authentication-method=normal --skip-test-db \
+		--datadir="$data/data" >"$log" 2>&1 || { cat "$log" >&2; return 1; }
+	as_server /usr/sbin/mariadbd --no-defaults --datadir="$data/data" --socket="$SOCKET" --skip-networking \
+		--pid-file="$data/mariadb.pid" --log-error="$data/log" "$@" >/dev/null 2>&1 &
+	until maria -e 'CREATE DATABASE IF NOT EXISTS app' 2>/dev/null; do
+		[ "$SECONDS" -lt "$deadline" ] || { cat "$data/log" >&2; return 1; }
+		sleep 0.2
+	done
+}
+
+# The mariadb shell on that server.
+maria() { as_server mariadb --no-defaults -S "$SOCKET" -u root -N -B "$@"; }
 
 stop_server() {
 	as_server "$PG_BIN/pg_ctl" stop -s -w -m fast -D "$WORK/$1"

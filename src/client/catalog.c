@@ -17,8 +17,10 @@ rs_result
 rs_catalog(rs_session *session, rs_catalog_statement statement, const rs_value *values, int count,
 		   rs_row_callback row, void *arg, int64_t *affected)
 {
-	const rs_command command = {
-		.text = session->driver->catalog[statement], .slot = -1, .parameter_count = count};
+	const char *text = session->driver->catalog[statement];
+	const rs_command command = {.text = text != NULL ? text : rs_portable_catalog[statement],
+								.slot = -1,
+								.parameter_count = count};
 
 	return session->driver->execute(session, &command, values, count, row, arg, affected);
 }

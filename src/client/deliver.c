@@ -87,6 +87,24 @@ set_token(rs_work *work, rs_value *values, int64_t now)
 	return RS_DONE;
 }
 
+/* Bytes as text, as PostgreSQL writes them. */
+static const char *
+hex_of(rs_arena *arena, const rs_value *bytes)
+{
+	static const char digits[] = "0123456789abcdef";
+	char *text = rs_alloc(arena, 2 * bytes->length + 3);
+
+	if (text == NULL)
+		return NULL;
+	memcpy(text, "\\x", 2);
+	for (size_t i = 0; i < bytes->length; i++)
+	{
+		text[2 + 2 * i] = digits[(unsigned char) bytes->text[i] >> 4];
+		text[3 + 2 * i] = digits[(unsigned char) bytes->text[i] & 15];
+	}
+	return text;
+}
+
 /* The row, as a claim returns it: id, attempt, headers, payload. */
 static bool
 keep_row(void *arg, const rs_value *columns, int count)
@@ -111,6 +129,9 @@ keep_row(void *arg, const rs_value *columns, int count)
 			break;
 		case RS_REAL:
 			delivery->id = rs_print(arena, "%.17g", work->id.real);
+			break;
+		case RS_BYTES:
+			delivery->id = hex_of(arena, &work->id);
 			break;
 		default:
 			delivery->id = work->id.text;
@@ -411,6 +432,7 @@ typedef struct candidates
 	rs_value ids[MAX_CANDIDATES];
 	const char *keys[MAX_CANDIDATES];
 	const char *partitions[MAX_CANDIDATES];
+	bool refused[MAX_CANDIDATES]; /* what it needs was locked elsewhere */
 } candidates;
 
 /* id, key, and what of the partition key is to be locked beside it. */
@@ -436,6 +458,23 @@ keep_candidate(void *arg, const rs_value *columns, int count)
 										(int) columns[2].length, columns[2].text);
 	found->count = n + 1;
 	return true;
+}
+
+/*
+ * Does a candidate need a key that an earlier one could not have?  It may be free by now, but then
+ * the earlier row may have come back, and goes first.
+ */
+static bool
+comes_behind_refused(const candidates *found, int n)
+{
+	for (int i = 0; i < n; i++)
+	{
+		if (found->refused[i] && (strcmp(found->keys[i], found->keys[n]) == 0 ||
+								  (found->partitions[i] != NULL && found->partitions[n] != NULL &&
+								   strcmp(found->partitions[i], found->partitions[n]) == 0)))
+			return true;
+	}
+	return false;
 }
 
 /* Lock a candidate's key, and the one of its partition. */
@@ -484,6 +523,10 @@ take(rs_work *work, const rs_value *id)
 	values[RS_PARAM_KEY] = rs_value_of_text(work->key);
 	for (int i = 0; i < rs_plan_count(&worker->plan, operation) && result == RS_DONE; i++)
 		result = rs_plan_run(session, &worker->plan, operation, i, values, keep_row, work, NULL);
+	/* Where the row is returned by one statement and changed by another. */
+	if (work->has_row && rs_plan_count(&worker->plan, RS_OP_COUNT_ATTEMPT) > 0 && result == RS_DONE)
+		result =
+			rs_plan_run(session, &worker->plan, RS_OP_COUNT_ATTEMPT, 0, values, NULL, NULL, NULL);
 	result = check_row(work, result);
 	if (result != RS_DONE)
 		return result;
@@ -511,8 +554,12 @@ find_candidates(rs_work *work, candidates *found)
 	values[RS_PARAM_LIMIT] = rs_value_of_integer(MAX_CANDIDATES);
 	if (rs_plan_count(&worker->plan, RS_OP_FREE_CANDIDATES) > 0)
 		operation = RS_OP_FREE_CANDIDATES;
-	result = check_row(work, rs_plan_run(session, &worker->plan, operation, 0, values,
-										 keep_candidate, found, NULL));
+	if (session->driver->candidates != NULL)
+		result = session->driver->candidates(session, &worker->plan, values, keep_candidate, found);
+	else
+		result =
+			rs_plan_run(session, &worker->plan, operation, 0, values, keep_candidate, found, NULL);
+	result = check_row(work, result);
 	if (result != RS_DONE)
 		return result;
 	(void) snprintf(number, sizeof(number), "%d", found->count);
@@ -532,7 +579,10 @@ deliver_advisory(rs_work *work)
 	{
 		bool locked = false;
 
+		if (comes_behind_refused(&found, i))
+			continue;
 		result = lock_keys(work, found.keys[i], found.partitions[i], &locked);
+		found.refused[i] = !locked;
 		if (result == RS_DONE && !locked)
 			continue;
 		if (result == RS_DONE)

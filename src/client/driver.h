@@ -162,10 +162,11 @@ typedef struct rs_look
 	bool only;             /* a plain table: rows of tables that inherit from it are not its */
 	rs_column *columns;
 	int column_count;
-	bool id_is_unique;     /* by itself, always: no partial or deferred index */
-	bool has_claim_index;  /* an index that serves rs_index_columns */
-	bool has_lease_index;  /* one on the lease's column, or none is needed */
-	bool payload_is_bytes; /* bytes, not text, are what its column stores */
+	bool id_is_unique;       /* by itself, always: no partial or deferred index */
+	const char *claim_index; /* its name, where claims are to be made to use it; or NULL */
+	bool has_claim_index;    /* an index that serves rs_index_columns */
+	bool has_lease_index;    /* one on the lease's column, or none is needed */
+	bool payload_is_bytes;   /* bytes, not text, are what its column stores */
 } rs_look;
 
 typedef struct rs_arena rs_arena; /* arena.c */
@@ -268,6 +269,13 @@ typedef struct rs_driver
 	rs_result (*claim)(rs_session *session, struct rs_plan *plan, rs_value *values,
 					   rs_row_callback row, void *arg);
 
+	/*
+	 * The same for candidates of the advisory lock form, values[] with now, group and limit: id,
+	 * key, and what is to be locked beside it.  NULL: the one statement of RS_OP_CANDIDATES.
+	 */
+	rs_result (*candidates)(rs_session *session, struct rs_plan *plan, rs_value *values,
+							rs_row_callback row, void *arg);
+
 	/* Advisory keys of this session: without waiting; *locked says whether it could be had. */
 	rs_result (*lock_key)(rs_session *session, const char *key, bool *locked);
 	void (*unlock_key)(rs_session *session, const char *key);
@@ -315,7 +323,7 @@ typedef struct rs_driver
 	 */
 	rs_result (*wait)(rs_session *session, int stop_fd, int64_t ms);
 
-	const char *const *catalog; /* RS_CATALOG_COUNT statements */
+	const char *const *catalog; /* RS_CATALOG_COUNT statements; NULL among them: the portable one */
 	/* Make our tables, or bring them up to date. */
 	rs_result (*install)(rs_session *session, bool with_wal, ruststream_notice_callback notice,
 						 void *arg);

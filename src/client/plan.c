@@ -194,6 +194,7 @@ rs_bind_queue(ruststream *handle, rs_plan *plan, const rs_table *table, bool des
 		return rs_take_error(handle);
 	plan->table.schema = plan->look.schema;
 	plan->table.name = plan->look.name;
+	plan->table.claim_index = plan->look.claim_index;
 	plan->table.only = plan->look.only;
 	code = check_columns(handle, &plan->table, &plan->look);
 	if (code == RUSTSTREAM_OK)

@@ -324,7 +324,7 @@ typedef struct ruststream_delivery
 	ruststream *handle; /* publishing through it is part of the delivery */
 	const char *subscription;
 	const char *queue;
-	const char *id;      /* as text */
+	const char *id;      /* as text; bytes as \x and their hexadecimal digits */
 	int64_t attempt;     /* 1 at the first delivery */
 	const char *headers; /* NULL: none */
 	const void *payload; /* NULL: none; followed by a zero byte that is not counted */

@@ -547,6 +547,7 @@ turn(ruststream_worker *worker, ruststream_run how)
 			break;
 		case RS_PROGRESS_TRANSIENT:
 			wait_out(worker);
+			observe(worker, how);
 			return true;
 		case RS_PROGRESS_RELEASED:
 			return false;

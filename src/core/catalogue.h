@@ -52,9 +52,10 @@ typedef struct rs_catalogue_variant
 typedef struct rs_catalogue
 {
 	const rs_catalogue_entry *operations; /* RS_OPERATION_COUNT of them */
-	const rs_catalogue_variant *variants; /* the first that fits counts; the last has no pieces */
+	const rs_catalogue_variant *variants; /* the first that fits counts; the last has no pieces;
+										   * NULL: there are none */
 	const char *const *publish_defaults;  /* where there is no column to fill */
-	const char *before_lease;
+	const char *before_lease;             /* NULL: claims are stamped by a statement of their own */
 	const char *after_lease;
 	const char *before_candidate;        /* NULL: nothing */
 	const char *indexes[RS_INDEX_COUNT]; /* NULL: not needed in this dialect */
@@ -62,5 +63,6 @@ typedef struct rs_catalogue
 
 extern const rs_catalogue rs_postgresql_catalogue;
 extern const rs_catalogue rs_sqlite_catalogue;
+extern const rs_catalogue rs_mysql_catalogue;
 
 #endif /* RUSTSTREAM_CATALOGUE_H */

@@ -238,7 +238,8 @@ typedef struct rs_table
 	bool only;                         /* a plain table, read without its inheritance children */
 	const char *lock_key;              /* key template of the advisory lock form, or NULL */
 	rs_isolation isolation;
-	rs_mode mode; /* SQLite's */
+	rs_mode mode;            /* SQLite's */
+	const char *claim_index; /* MySQL's: the index that claims walk; NULL: whichever there is */
 } rs_table;
 
 /* The form a description has: the lease column and the lock key decide. */
@@ -343,7 +344,17 @@ extern bool rs_key_column(const char *lock_key, int n, const char **start, size_
 	X(RS_OP_DEPTH_ALL, "depth_all")           /* .. of every group */                              \
 	X(RS_OP_DEPTH_ALIVE, "depth_alive")       /* .. but the one of dead letters */                 \
 	X(RS_OP_DEPTH_DEAD_GROUP, "depth_dead_group")                                                  \
-	X(RS_OP_DEPTH_DEAD_TABLE, "depth_dead_table")
+	X(RS_OP_DEPTH_DEAD_TABLE, "depth_dead_table")                                                  \
+	/* Claims of MySQL and MariaDB, which are several statements (statement_mysql.c). */           \
+	X(RS_OP_CLAIM_UNDELAYED, "claim_undelayed") /* of one priority, rows without a delay */        \
+	X(RS_OP_CLAIM_COME_DUE, "claim_come_due")   /* .. and those whose delay is over */             \
+	X(RS_OP_CANDIDATES_UNDELAYED, "candidates_undelayed")                                          \
+	X(RS_OP_CANDIDATES_COME_DUE, "candidates_come_due")                                            \
+	X(RS_OP_LEVEL, "level")                   /* the lowest priority; the lowest above another */  \
+	X(RS_OP_COUNT_GROUP, "count_group")       /* FIFO: its rows; those that are not locked */      \
+	X(RS_OP_LOCK_CANDIDATE, "lock_candidate") /* partition keys: a candidate, as a claim */        \
+	X(RS_OP_STAMP, "stamp")                   /* lease: the token, and the attempt */              \
+	X(RS_OP_COUNT_ATTEMPT, "count_attempt")   /* advisory lock: the attempt of a row taken */
 
 typedef enum rs_operation
 {

@@ -12,6 +12,7 @@
 static const rs_catalogue *const catalogues[RS_DIALECT_COUNT] = {
 	[RS_DIALECT_POSTGRESQL] = &rs_postgresql_catalogue,
 	[RS_DIALECT_SQLITE] = &rs_sqlite_catalogue,
+	[RS_DIALECT_MYSQL] = &rs_mysql_catalogue,
 };
 
 int
@@ -66,6 +67,8 @@ variant_for(const rs_catalogue *from, rs_operation operation, const rs_table *ta
 
 	if (operation == RS_OP_PUBLISH && !publishes_columns(table))
 		return from->publish_defaults;
+	if (from->variants == NULL)
+		return NULL;
 	for (const rs_catalogue_variant *variant = from->variants; variant->pieces != NULL; variant++)
 	{
 		if (variant->operation == operation &&
@@ -92,7 +95,8 @@ rs_statement_render(rs_dialect dialect, rs_operation operation, int index, const
 	const rs_catalogue *from = catalogues[dialect];
 	const char *const *variant;
 	const char *pieces[MAX_PIECES] = {NULL};
-	bool stamps = is_claim(operation) && rs_table_form(table) == RS_FORM_LEASE;
+	bool stamps =
+		from->before_lease != NULL && is_claim(operation) && rs_table_form(table) == RS_FORM_LEASE;
 	int count = 0;
 
 	if (index < 0 || index >= rs_statement_count(dialect, operation, table))

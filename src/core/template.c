@@ -191,6 +191,40 @@ put_key(rendering *out)
 	put_text(out, words->end);
 }
 
+/* The table's name, a purpose and a column's text, joined as MySQL does. */
+static void
+put_lock_text(rendering *out, const char *purpose, const char *column)
+{
+	const rs_table *table = out->table;
+
+	put_text(out, "CONCAT('");
+	put_literal_text(out, table->schema, strlen(table->schema));
+	put_text(out, ".");
+	put_literal_text(out, table->name, strlen(table->name));
+	put_text(out, purpose);
+	put_text(out, "', ruststream_row.");
+	put_name(out, column);
+	put_text(out, ")");
+}
+
+/* What stands for the rows of a partition key, or for a row that has none. */
+static void
+put_partition(rendering *out)
+{
+	const rs_table *table = out->table;
+
+	if (table->column[RS_ROLE_PARTITION_KEY] == NULL)
+	{
+		put_text(out, "NULL");
+		return;
+	}
+	put_text(out, "COALESCE(");
+	put_lock_text(out, ":key:", table->column[RS_ROLE_PARTITION_KEY]);
+	put_text(out, ", ");
+	put_lock_text(out, ":row:", table->column[RS_ROLE_ID]);
+	put_text(out, ")");
+}
+
 /* A number from 1 to RS_MAX_PARAMETERS, so of two digits at most. */
 static void
 put_parameter_number(rendering *out, int number)
@@ -297,6 +331,16 @@ put_hole(rendering *out, const char *hole)
 		put_destination_columns(out, true);
 	else if (is_word(hole, length, "key"))
 		put_key(out);
+	else if (is_word(hole, length, "partition"))
+		put_partition(out);
+	else if (is_word(hole, length, "index"))
+	{
+		if (table->claim_index == NULL)
+			return end + 1;
+		put_text(out, " FORCE INDEX (");
+		put_name(out, table->claim_index);
+		put_text(out, ")");
+	}
 	else if (is_word(hole, length, "bare"))
 		put_name(out, table->name);
 	else if (is_word(hole, length, "claim_index"))

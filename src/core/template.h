@@ -13,6 +13,9 @@
  *	{moved}				the same as values: of a lease, NULL; of headers, what
  *						the statement makes of them in ruststream_headers.ruststream_made
  *	{key}				the advisory key of a row of the alias ruststream_row
+ *	{partition}			MySQL: what to lock by name for its partition key, or, without
+ *						one, for the row
+ *	{index}				MySQL: FORCE INDEX, where the description names the claims' index
  *	{a|b}				a, then b as long as the same hole comes again: the
  *						separator of a list whose items are optional
  *	{}					nothing: the next {a|b} begins a list of its own

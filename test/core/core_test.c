@@ -464,6 +464,18 @@ test_statement_sqlite(void)
 	print_statements_of_dialect(RS_DIALECT_SQLITE);
 }
 
+static void
+test_statement_mysql(void)
+{
+	rs_table table = tables[1].table;
+
+	print_statements_of_dialect(RS_DIALECT_MYSQL);
+	table.only = false;
+	table.claim_index = "a `claim` index";
+	printf("%s, with its index\n", tables[1].label);
+	print_statements(RS_DIALECT_MYSQL, &table);
+}
+
 /* ---------------------------------------------------------------- problem */
 
 static const named_table described[] = {
@@ -873,6 +885,7 @@ main(int argc, char **argv)
 		{"buffer", test_buffer},
 		{"time", test_time},
 		{"statement_sqlite", test_statement_sqlite},
+		{"statement_mysql", test_statement_mysql},
 	};
 
 	for (size_t i = 0; argc == 2 && i < COUNT_OF(sections); i++)

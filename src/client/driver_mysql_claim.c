@@ -1,0 +1,415 @@
+/*-------------------------------------------------------------------------
+ *
+ * driver_mysql_claim.c
+ *	  The driver for MySQL and MariaDB: claims, which are several statements.
+ *
+ *		any table			ranges of the claim's index, one locking read each, until one finds a
+ *							row; in the lease form then the stamp
+ *		FIFO groups			the group's rows are counted, and counted again by a read that locks
+ *							them and skips what is locked: only where both agree is nothing of the
+ *							group in work, and its head is taken
+ *		partition keys		candidates are read without locking; of the first whose key can be
+ *locked by name the row is locked, and taken if it still may be
+ *
+ * Nothing here waits for a lock: where a row or a key is in work it is passed over.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "client/driver_mysql.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_CANDIDATES 16
+
+typedef struct candidate_list
+{
+	rs_arena arena;
+	int count;
+	rs_value ids[MAX_CANDIDATES];
+	const char *locks[MAX_CANDIDATES]; /* what is to be locked by name */
+} candidate_list;
+
+typedef struct claiming
+{
+	rs_mysql_session *session;
+	rs_plan *plan;
+	rs_value *values;
+	rs_row_callback row;
+	void *arg;
+	int64_t wanted; /* rows */
+	int64_t found;
+	rs_result result;     /* of what a callback has executed */
+	candidate_list *list; /* where it keeps the head of a FIFO group */
+} claiming;
+
+static rs_result
+run(claiming *claim, rs_operation operation, int index, rs_row_callback row)
+{
+	rs_result result = rs_plan_run(&claim->session->base, claim->plan, operation, index,
+								   claim->values, row, claim, NULL);
+
+	return result == RS_DONE ? claim->result : result;
+}
+
+/* --------------------------------------------------------------- callbacks */
+
+/* A row that is locked by now: ours.  Its result is complete, so another statement may be run. */
+static bool
+take_row(void *arg, const rs_value *columns, int count)
+{
+	claiming *claim = arg;
+
+	(void) count;
+	if (rs_plan_count(claim->plan, RS_OP_STAMP) > 0)
+	{
+		claim->values[RS_PARAM_ID] = columns[0];
+		claim->result = rs_plan_run(&claim->session->base, claim->plan, RS_OP_STAMP, 0,
+									claim->values, NULL, NULL, NULL);
+	}
+	if (claim->result != RS_DONE)
+		return false;
+	claim->found++;
+	return claim->row(claim->arg, columns, 4);
+}
+
+static bool
+pass_candidate(void *arg, const rs_value *columns, int count)
+{
+	claiming *claim = arg;
+
+	claim->found++;
+	return claim->row(claim->arg, columns, count) && claim->found < claim->wanted;
+}
+
+/* --------------------------------------------------- ranges of the index */
+
+typedef struct level
+{
+	bool is_there;
+	rs_value priority; /* an integer, or NULL */
+} level;
+
+static bool
+read_level(void *arg, const rs_value *columns, int count)
+{
+	(void) count;
+	*(level *) arg = (level){.is_there = true, .priority = columns[0]};
+	return false;
+}
+
+/* The lowest priority there is, or the next one above the last. */
+static rs_result
+next_level(claiming *claim, bool is_first, bool *is_there)
+{
+	rs_value *priority = &claim->values[RS_PARAM_PRIORITY];
+	level next = {false, RS_VALUE_NULL};
+	rs_result result;
+
+	/* NULL is below every number. */
+	if (!is_first && priority->kind == RS_NULL)
+		*priority = rs_value_of_integer(INT64_MIN);
+	result = rs_plan_run(&claim->session->base, claim->plan, RS_OP_LEVEL, is_first ? 0 : 1,
+						 claim->values, read_level, &next, NULL);
+	*is_there = next.is_there;
+	*priority = next.priority;
+	return result;
+}
+
+/*
+ * Read range after range, in claim order, until enough rows are found: so rows that wait for their
+ * time are never read.  whole is the statement of the order as a whole, for tables without such.
+ */
+static rs_result
+walk(claiming *claim, rs_operation whole, rs_operation undelayed, rs_operation come_due,
+	 rs_row_callback row)
+{
+	bool has_priority = claim->plan->table.column[RS_ROLE_PRIORITY] != NULL;
+	bool there = true;
+	rs_result result = RS_DONE;
+
+	if (claim->plan->table.column[RS_ROLE_RETRY_AFTER] == NULL)
+		return run(claim, whole, 0, row);
+	for (bool is_first = true; result == RS_DONE && claim->found < claim->wanted; is_first = false)
+	{
+		if (has_priority)
+			result = next_level(claim, is_first, &there);
+		else
+			there = is_first;
+		if (result != RS_DONE || !there)
+			return result;
+		result = run(claim, undelayed, 0, row);
+		if (result == RS_DONE && claim->found < claim->wanted)
+			result = run(claim, come_due, 0, row);
+	}
+	return result;
+}
+
+/* --------------------------------------------------------- partition keys */
+
+static bool
+keep_candidate(void *arg, const rs_value *columns, int count)
+{
+	candidate_list *list = arg;
+
+	(void) count;
+	if (list->count == MAX_CANDIDATES)
+		return false;
+	list->ids[list->count] = rs_copy_value(&list->arena, &columns[0]);
+	list->locks[list->count] = rs_copy_bytes(&list->arena, columns[1].text, columns[1].length);
+	list->count++;
+	return true;
+}
+
+static bool
+was_refused(const candidate_list *list, const bool *refused, int n)
+{
+	for (int i = 0; i < n; i++)
+	{
+		if (refused[i] && strcmp(list->locks[i], list->locks[n]) == 0)
+			return true;
+	}
+	return false;
+}
+
+/* Lock the candidate's key, then its row.  The key's lock is the transaction's from then on. */
+static rs_result
+try_candidate(claiming *claim, const candidate_list *list, int n, bool *refused)
+{
+	rs_mysql_session *session = claim->session;
+	bool locked = false;
+	rs_result result = rs_mysql_lock_key(&session->base, list->locks[n], &locked);
+
+	*refused = true;
+	if (result != RS_DONE || !locked)
+		return result;
+	session->guard = strdup(list->locks[n]);
+	if (session->guard == NULL)
+	{
+		rs_mysql_unlock_key(&session->base, list->locks[n]);
+		return rs_mysql_no_memory(session);
+	}
+	claim->values[RS_PARAM_ID] = list->ids[n];
+	result = run(claim, RS_OP_LOCK_CANDIDATE, 0, take_row);
+	if (result == RS_DONE && claim->found == 0)
+	{
+		rs_mysql_unlock_key(&session->base, session->guard);
+		free(session->guard);
+		session->guard = NULL;
+	}
+	return result;
+}
+
+/*
+ * Of a key that could not be locked no later row may be taken in this round, though the key may be
+ * free by then: an earlier row of it may have come back.
+ */
+static rs_result
+try_candidates(claiming *claim, const candidate_list *list)
+{
+	bool refused[MAX_CANDIDATES] = {false};
+	rs_result result = RS_DONE;
+
+	for (int n = 0; n < list->count && result == RS_DONE && claim->found == 0; n++)
+	{
+		if (!was_refused(list, refused, n))
+			result = try_candidate(claim, list, n, &refused[n]);
+	}
+	if (result == RS_DONE && claim->found == 0 && list->count == MAX_CANDIDATES)
+	{
+		rs_error_set(&claim->session->base.error, RUSTSTREAM_BUSY, "", NULL,
+					 "others were quicker to take every candidate");
+		return RS_TRANSIENT;
+	}
+	return result;
+}
+
+static rs_result
+find_candidates(claiming *claim, candidate_list *list)
+{
+	claiming finding = *claim;
+	rs_result result;
+
+	finding.wanted = MAX_CANDIDATES;
+	finding.row = keep_candidate;
+	finding.arg = list;
+	finding.values[RS_PARAM_LIMIT] = rs_value_of_integer(MAX_CANDIDATES);
+	result = walk(&finding, RS_OP_CANDIDATES, RS_OP_CANDIDATES_UNDELAYED, RS_OP_CANDIDATES_COME_DUE,
+				  pass_candidate);
+	if (result == RS_DONE && list->arena.is_exhausted)
+		return rs_mysql_no_memory(claim->session);
+	return result;
+}
+
+/* At SERIALIZABLE a plain read in the transaction would lock, and wait: it is made before it. */
+static rs_result
+claim_of_key(claiming *claim, bool is_serializable)
+{
+	rs_session *base = &claim->session->base;
+	candidate_list list = {.count = 0};
+	rs_result result = is_serializable ? rs_mysql_commit(base) : RS_DONE;
+
+	if (result == RS_DONE)
+		result = find_candidates(claim, &list);
+	if (result == RS_DONE && is_serializable)
+		result = rs_mysql_begin(base, RS_FOR_DELIVERY, &claim->plan->table);
+	if (result == RS_DONE)
+		result = try_candidates(claim, &list);
+	rs_arena_free(&list.arena);
+	return result;
+}
+
+/* ------------------------------------------------------------ FIFO groups */
+
+typedef struct counts
+{
+	int64_t rows;
+	int64_t leased;
+} counts;
+
+static bool
+read_counts(void *arg, const rs_value *columns, int count)
+{
+	counts *of = arg;
+
+	of->rows = columns[0].integer;
+	of->leased = count > 1 ? columns[1].integer : 0;
+	return false;
+}
+
+static rs_result
+count_group(claiming *claim, int index, counts *of)
+{
+	return rs_plan_run(&claim->session->base, claim->plan, RS_OP_COUNT_GROUP, index, claim->values,
+					   read_counts, of, NULL);
+}
+
+/*
+ * The head: a row, as a claim returns it, whether it is due, and what is to be locked for its
+ * partition key.  Where it is not due, or left alone, the rows behind it wait.
+ */
+static bool
+read_head(void *arg, const rs_value *columns, int count)
+{
+	claiming *claim = arg;
+	const rs_held *held = claim->session->base.held;
+
+	if (columns[4].kind != RS_INTEGER || columns[4].integer == 0)
+		return false;
+	for (int i = 0; held != NULL && i < held->count; i++)
+	{
+		if (rs_value_equal(&columns[0], &held->ids[i]))
+			return false;
+	}
+	if (columns[5].kind == RS_NULL)
+		return take_row(arg, columns, count);
+	(void) keep_candidate(claim->list, (const rs_value[]){columns[0], columns[5]}, 2);
+	return false;
+}
+
+static rs_result
+take_head(claiming *claim)
+{
+	candidate_list list = {.count = 0};
+	bool refused;
+	rs_result result;
+
+	claim->list = &list;
+	result = run(claim, RS_OP_CLAIM_ROW, 0, read_head);
+	if (result == RS_DONE && list.arena.is_exhausted)
+		result = rs_mysql_no_memory(claim->session);
+	if (result == RS_DONE && list.count > 0)
+		result = try_candidate(claim, &list, 0, &refused);
+	rs_arena_free(&list.arena);
+	claim->list = NULL;
+	return result;
+}
+
+/* How often the two counts are repeated while rows are being inserted between them. */
+#define MAX_COUNTS 5
+
+#define MAX_MISSES 4
+
+/*
+ * A row is locked: by a delivery, or by another claim that is counting, which sees ours and comes
+ * to nothing as well.  So that neither of two that meet goes away for long, it is tried again a few
+ * times, after a random moment that the library waits outside the transaction.
+ */
+static rs_result
+miss(rs_mysql_session *session)
+{
+	if (++session->fifo_misses < MAX_MISSES)
+	{
+		rs_error_set(&session->base.error, RUSTSTREAM_BUSY, "", NULL,
+					 "a row of the group is in work or being claimed");
+		return RS_TRANSIENT;
+	}
+	session->fifo_misses = 0;
+	return RS_DONE;
+}
+
+static rs_result
+claim_head(claiming *claim)
+{
+	counts all = {0, 0};
+	counts unlocked = {0, 0};
+	rs_result result = RS_DONE;
+
+	for (int i = 0; i < MAX_COUNTS && result == RS_DONE; i++)
+	{
+		result = count_group(claim, 0, &all);
+		if (result == RS_DONE && all.rows == 0)
+			return RS_DONE;
+		if (result == RS_DONE)
+			result = count_group(claim, 1, &unlocked);
+		/* One that is missing is in work; one more has come in between. */
+		if (unlocked.rows <= all.rows)
+			break;
+	}
+	if (result != RS_DONE)
+		return result;
+	if (unlocked.rows != all.rows)
+		return miss(claim->session);
+	claim->session->fifo_misses = 0;
+	return unlocked.leased > 0 ? RS_DONE : take_head(claim);
+}
+
+/* ----------------------------------------------------------------- claims */
+
+rs_result
+rs_mysql_claim(rs_session *base, struct rs_plan *plan, rs_value *values, rs_row_callback row,
+			   void *arg)
+{
+	claiming claim = {.session = rs_mysql_of(base),
+					  .plan = plan,
+					  .values = values,
+					  .row = row,
+					  .arg = arg,
+					  .wanted = 1};
+	bool is_serializable = rs_table_form(&plan->table) == RS_FORM_ROW_LOCK &&
+						   plan->table.isolation == RS_ISOLATION_SERIALIZABLE;
+
+	if (plan->table.fifo)
+		return claim_head(&claim);
+	if (plan->table.column[RS_ROLE_PARTITION_KEY] != NULL)
+		return claim_of_key(&claim, is_serializable);
+	if (is_serializable)
+		return run(&claim, RS_OP_CLAIM_ROW, 0, take_row);
+	return walk(&claim, RS_OP_CLAIM_ROW, RS_OP_CLAIM_UNDELAYED, RS_OP_CLAIM_COME_DUE, take_row);
+}
+
+rs_result
+rs_mysql_candidates(rs_session *base, struct rs_plan *plan, rs_value *values, rs_row_callback row,
+					void *arg)
+{
+	claiming claim = {.session = rs_mysql_of(base),
+					  .plan = plan,
+					  .values = values,
+					  .row = row,
+					  .arg = arg,
+					  .wanted = values[RS_PARAM_LIMIT].integer};
+
+	return walk(&claim, RS_OP_CANDIDATES, RS_OP_CANDIDATES_UNDELAYED, RS_OP_CANDIDATES_COME_DUE,
+				pass_candidate);
+}

@@ -1,0 +1,540 @@
+# MySQL and MariaDB, on a private MariaDB server: what the conformance suite does not see.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use ClientTest qw(run start finish program);
+use File::Temp qw(tempdir);
+use MariadbServer;
+use Test::More;
+use Time::HiRes qw(sleep time);
+
+my $missing = MariadbServer::missing();
+plan skip_all => $missing if $missing;
+plan skip_all => 'this build does not serve MySQL' unless `@{[program()]} --version` =~ /\bmysql\b/;
+
+my $server = MariadbServer->new;
+my $url = $server->url;
+my ($code, $out, $err);
+
+sub sql { return $server->sql(@_); }
+
+# Workers that go on until they are told to end.
+my %working;
+
+sub start_worker
+{
+	my $worker = start({}, 'work', $url, @_);
+	$working{ $worker->{pid} } = 1;
+	return $worker;
+}
+
+# End it; what finish says of it.
+sub stop_worker
+{
+	my ($worker) = @_;
+	kill 'TERM', $worker->{pid};
+	delete $working{ $worker->{pid} };
+	return finish($worker);
+}
+
+END { kill 'KILL', keys %working; }
+
+# Poll until SQL answers what is wanted, for a minute at the most.
+sub wait_for
+{
+	my ($text, $wanted) = @_;
+	my $until = time() + 60;
+	while (time() < $until)
+	{
+		return 1 if sql($text) eq $wanted;
+		sleep 0.11; # InnoDB tells of its transactions no more often
+	}
+	diag("waited for \"$wanted\", found \"" . sql($text) . '"');
+	return 0;
+}
+
+# A command that must go well.
+sub must
+{
+	my ($status, $text, $wrong) = run(@_);
+	die "@_: $wrong" if $status != 0;
+	return $text;
+}
+
+my %FORM = (row_lock => [], lease => [qw(--locked-until locked_until)], advisory_lock => [qw(--lock-key key-{id})]);
+
+# An empty database with a queue of a form, and a table for what handlers write.
+sub new_queue
+{
+	my ($form, @options) = @_;
+	sql('DROP DATABASE IF EXISTS app; CREATE DATABASE app', '');
+	sql('CREATE TABLE jobs (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, group_name VARCHAR(50) NOT NULL DEFAULT \'s\', priority INT,'
+		  . ' account VARCHAR(50), retry_after DATETIME(6), attempt INT, locked_until DATETIME, payload LONGTEXT);'
+		  . 'CREATE TABLE effect (number BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, id BIGINT, attempt INT, at DATETIME(6), ended DATETIME(6));'
+		  . 'CREATE TABLE other (id INT NOT NULL PRIMARY KEY, n INT NOT NULL DEFAULT 0); INSERT INTO other (id) SELECT seq FROM seq_1_to_100');
+	must('install', $url);
+	must('describe', $url, 'jobs', qw(--id id --payload payload --attempt attempt --create-index), @{ $FORM{$form} }, @options);
+	return;
+}
+
+sub subscribe
+{
+	my ($handler, @options) = @_;
+	must('subscribe', $url, 's', 'jobs', '--handler', $handler, '--poll-interval', '20ms', @options);
+	return;
+}
+
+my $EFFECT = 'INSERT INTO effect (id, attempt) VALUES (:id, :attempt)';
+my $LEFT = 'SELECT CONCAT((SELECT COUNT(*) FROM jobs), (SELECT COUNT(*) FROM effect))';
+
+sub left { return sql($LEFT); }
+sub work { return run('work', $url, '--drain', @_); }
+
+# ------------------------------------------------------------ connections
+
+for my $case (
+	['mysql://root@/?socket=' . $server->socket, 2, 'the URL names no database'],
+	["$url&speed=fast", 2, 'unknown parameter "speed"'],
+	["$url&tls=maybe", 2, 'parameter "tls" cannot be "maybe"'],
+	["$url&tls=on", 5, 'is not encrypted'],
+	['mysql://root@/nowhere?socket=' . $server->socket, 5, "Unknown database 'nowhere'"],
+	['mysql://root@/app?socket=/nonexistent', 5, "Can't connect"],
+	['mysql://nobody:s3cret@/app?socket=' . $server->socket, 5, 'Access denied'])
+{
+	($code, $out, $err) = run('status', $case->[0]);
+	ok($code == $case->[1] && index($err, $case->[2]) >= 0, "refused: $case->[2]") or diag("$code: $err");
+	unlike($err, qr/s3cret/, '.. without the password');
+}
+
+($code, $out, $err) = run('status', $url);
+ok($code == 5 && $err =~ /no tables of ruststream yet/, 'a database without our tables');
+
+# ----------------------------------------------------- what cannot be a queue
+
+new_queue('row_lock');
+must('install', $url);
+sql('CREATE TABLE files (id INT PRIMARY KEY) ENGINE = MyISAM; CREATE VIEW view AS SELECT id FROM jobs;'
+	  . 'CREATE TABLE odd (id DOUBLE PRIMARY KEY, text_id VARCHAR(10), late VARCHAR(20), number DECIMAL(10), UNIQUE (text_id(5)), KEY (number))');
+for my $case (
+	['nothing', ['--id', 'id'], 3, 'no table "nothing"'],
+	['files', ['--id', 'id'], 4, 'engine MyISAM'],
+	['view', ['--id', 'id'], 4, 'is a view'],
+	['jobs', ['--id', 'ID'], 4, 'no column "ID"'],
+	['jobs', ['--id', 'attempt'], 4, 'not unique by itself'],
+	['odd', ['--id', 'id'], 4, 'of type double cannot be'],
+	['odd', ['--id', 'text_id'], 4, 'not unique by itself'],
+	['jobs', ['--id', 'id', '--retry-after', 'payload'], 4, 'of type longtext cannot be'],
+	['jobs', ['--id', 'id', '--lock-key', 'x-{retry_after}'], 4, 'cannot be part of a lock key'],
+	['jobs', ['--id', 'id', '--mode', 'immediate'], 4, 'only SQLite has transaction modes'],
+	['jobs', ['--id', 'id', '--group', 'group_name', '--fifo', '--isolation', 'serializable'], 4, 'cannot be served at serializable'])
+{
+	($code, $out, $err) = run('describe', $url, $case->[0], @{ $case->[1] });
+	ok($code == $case->[2] && index($err, $case->[3]) >= 0, "refused: $case->[3]") or diag("$code: $err");
+}
+
+($code, $out, $err) = run('describe', $url, 'jobs', qw(--id id --group group_name --retry-after retry_after --priority priority));
+my ($index) = $err =~ /(CREATE INDEX .*\))/;
+is($index, 'CREATE INDEX `ruststream_claim` ON `app`.`jobs` (`group_name`, `priority`, `retry_after`, `id`)', 'a missing index is told');
+($code, $out, $err) = run('subscribe', $url, 's', 'jobs', '--handler', $EFFECT);
+ok($code == 4 && index($err, $index) >= 0, 'and keeps from subscribing');
+sql('CREATE INDEX wrong_way ON jobs (group_name, priority DESC, retry_after, id); CREATE INDEX too_short ON jobs (group_name, priority)')
+  if sql('SELECT VERSION() NOT LIKE "10.6%"');
+is((run('subscribe', $url, 's', 'jobs', '--handler', $EFFECT))[0], 4, 'as do others');
+sql('CREATE INDEX ours ON jobs (group_name, priority, retry_after)');
+is((run('subscribe', $url, 's', 'jobs', '--handler', $EFFECT))[0], 0, 'the primary key need not be named in it');
+sql("INSERT INTO jobs (payload) VALUES ('x')");
+work();
+is(left(), '01', 'and it is used');
+
+# ------------------------------------------------------------------ handlers
+
+new_queue('row_lock', qw(--retry-after retry_after));
+sql(<<'SQL');
+DELIMITER //
+CREATE PROCEDURE nothing () BEGIN END//
+CREATE PROCEDURE strange (IN id BIGINT, IN colour TEXT) BEGIN END//
+CREATE PROCEDURE talks (IN payload LONGTEXT, IN id BIGINT, IN attempt INT, IN headers TEXT)
+BEGIN
+	DECLARE n INT DEFAULT 0;
+	SELECT seq, REPEAT('x', 500) FROM seq_1_to_2000;
+	WHILE n < 5 DO SELECT n; SET n = n + 1; END WHILE;
+	INSERT INTO effect (id, attempt) VALUES (id, attempt);
+	SELECT 1 WHERE FALSE;
+	SELECT payload, id, NOW(6), 1.5e0, 2.5, NULL, x'00ff';
+END//
+CREATE PROCEDURE fails_late ()
+BEGIN
+	SELECT seq FROM seq_1_to_1000;
+	INSERT INTO effect (id) VALUES (0);
+	SELECT (SELECT seq FROM seq_1_to_2 WHERE seq <= s.seq) FROM seq_1_to_2 AS s;
+END//
+CREATE PROCEDURE commits (IN id BIGINT) BEGIN INSERT INTO effect (id) VALUES (id); COMMIT; END//
+CREATE PROCEDURE begins (IN id BIGINT) BEGIN COMMIT; START TRANSACTION; INSERT INTO effect (id) VALUES (id); END//
+CREATE PROCEDURE spoils (IN id BIGINT)
+BEGIN
+	SET SESSION time_zone = '+05:00', sql_mode = 'ANSI_QUOTES', autocommit = 0, timestamp = 1;
+	SET NAMES latin1;
+	SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE;
+	INSERT INTO effect (id, attempt) VALUES (id, 1);
+END//
+CREATE PROCEDURE answers (IN payload TEXT, OUT outcome TEXT, OUT delay DECIMAL(10, 3), OUT reason TEXT)
+BEGIN
+	SET outcome = payload, reason = 'because';
+	IF payload = 'retry_after' THEN SET delay = 3600.5; END IF;
+END//
+DELIMITER ;
+SQL
+for my $case (
+	['absent', 'there is no procedure "absent"'],
+	['strange', 'nothing is known for parameter "colour"'],
+	['INSERT INTO nowhere VALUES (:id)', "doesn't exist"],
+	['SELECT :who', 'the handler names ":who"'],
+	[" ; -- nothing\n", 'the handler is empty'],
+	['SELECT FROM', 'error in your SQL syntax'])
+{
+	($code, $out, $err) = run('subscribe', $url, 's', 'jobs', '--handler', $case->[0]);
+	ok($code == 4 && index($err, $case->[1]) >= 0, "refused: $case->[1]") or diag("$code: $err");
+}
+
+# Of one row with this handler: its exit code and messages.
+sub deliver_one
+{
+	my ($handler, $payload) = @_;
+	sql("DELETE FROM jobs; DELETE FROM effect; DELETE FROM ruststream_failure; INSERT INTO jobs (payload) VALUES ('" . ($payload // 'x') . "')");
+	subscribe($handler);
+	return work();
+}
+
+deliver_one('nothing');
+is(left(), '00', 'a procedure without parameters');
+deliver_one('app.talks');
+is(left(), '01', 'one that returns all kinds of result sets');
+deliver_one('`app`.`talks`');
+is(left(), '01', '.. its name quoted');
+deliver_one('CALL talks(:payload, :id, :attempt, :headers)');
+is(left(), '01', '.. called by SQL');
+deliver_one('fails_late');
+is(left(), '10', 'one that fails behind its first results has failed');
+like(sql('SELECT message FROM ruststream_failure'), qr/Subquery returns more than 1 row/, '.. and its message is kept');
+for my $procedure (qw(commits begins))
+{
+	deliver_one($procedure);
+	is(sql('SELECT COUNT(*) FROM jobs'), 1, "one that $procedure a transaction has failed");
+	like(sql('SELECT message FROM ruststream_failure'), qr/has ended its delivery's transaction/, '.. and is told why');
+}
+deliver_one("INSERT INTO effect (id) VALUES (:id); -- it's :not; one\nINSERT INTO effect (id, attempt) SELECT :id, LENGTH(';:x') /* ; */ FROM DUAL WHERE ':' = \":\" AND '\\';' <> `x`.`a;b` ;");
+is(left(), '10', 'statements are told apart');
+deliver_one("INSERT INTO effect (id) VALUES (:id); -- it's :not; one\nINSERT INTO effect (id, attempt) SELECT :id, LENGTH(';:x') /* ; */ FROM DUAL WHERE ':' = \":\" AND '\\';' <> ';' # :no\n;");
+is(left(), '02', '.. in quotes and comments, too') or diag(sql('SELECT message FROM ruststream_failure'));
+
+sql("DELETE FROM jobs; DELETE FROM effect; INSERT INTO jobs (payload) VALUES ('a'), ('b')");
+subscribe('spoils');
+work();
+is(left(), '02', 'a handler that changes the settings of its session');
+sql("INSERT INTO jobs (payload) VALUES ('c')");
+($code, $out, $err) = finish(start({}, 'work', $url, '--drain'));
+is(left(), '03', '.. spoils nothing');
+
+for my $case (['ack', 0], ['discard', 0], ['retry_after', 1], ['dead_letter', 1], ['undecodable', 1], ['whatever', 1])
+{
+	($code, $out, $err) = deliver_one('answers', $case->[0]);
+	is(sql('SELECT COUNT(*) FROM jobs'), $case->[1], "the answer $case->[0]");
+}
+like($err, qr/answered "whatever", which is no outcome/, '.. which is told');
+deliver_one('answers', 'retry_after');
+is(sql('SELECT retry_after > UTC_TIMESTAMP() + INTERVAL 3590 SECOND AND retry_after < UTC_TIMESTAMP() + INTERVAL 3610 SECOND FROM jobs'), 1,
+	'a delay in seconds');
+is(sql('SELECT message FROM ruststream_failure'), 'because', 'and a reason');
+deliver_one("SELECT 'retry_after', 'x' INTO \@ruststream_outcome, \@x; SET \@ruststream_delay = -1");
+like(sql('SELECT message FROM ruststream_failure'), qr/negative delay/, 'a negative delay is a failure');
+sql("DELETE FROM jobs; INSERT INTO jobs (payload) VALUES ('first'), ('second')");
+subscribe("SET \@ruststream_outcome = IF(:payload = 'first', 'discard', \@ruststream_outcome); SELECT IF(:payload = 'first', (SELECT 1 UNION SELECT 2), 1)");
+work();
+is(sql('SELECT payload FROM jobs'), 'first', "what a failed handler had answered is not the next one's answer");
+
+# A handler of a subscription that is not transactional is in no transaction of ours.
+new_queue('lease', qw(--retry-after retry_after));
+sql("INSERT INTO jobs (payload) VALUES ('x')");
+subscribe('START TRANSACTION; ' . $EFFECT, qw(--transactional off));
+work();
+is(left(), '10', 'a transaction that is left open is undone');
+like(sql('SELECT message FROM ruststream_failure'), qr/left a transaction open/, '.. and a failure');
+sql('UPDATE jobs SET retry_after = NULL');
+subscribe("$EFFECT; SET \@ruststream_outcome = 'discard'", qw(--transactional off));
+work();
+is(left(), '01', 'otherwise its writes are kept whatever it answers');
+
+# ------------------------------------------------------- isolation and locks
+
+new_queue('row_lock', qw(--retry-after retry_after --priority priority));
+sql("INSERT INTO jobs (payload) VALUES ('a'), ('b'), ('c')");
+subscribe("$EFFECT; DO SLEEP(IF(:payload = 'a', 30, 0))");
+my $worker = start({}, 'work', $url, '--drain');
+ok(wait_for("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE INFO LIKE '%SLEEP(IF%' AND STATE = 'User sleep'", 1), 'a handler is at work');
+is(sql("SET innodb_lock_wait_timeout = 1; INSERT INTO jobs (payload) VALUES ('d'), ('e'); SELECT GROUP_CONCAT(payload) FROM jobs WHERE id > 1"), 'b,c,d,e',
+	'inserts do not wait for it');
+is(sql('SELECT payload FROM jobs ORDER BY id FOR UPDATE SKIP LOCKED'), "b\nc\nd\ne", 'and it has locked its row and no other');
+kill 'KILL', $worker->{pid};
+finish($worker);
+ok(wait_for('SELECT COUNT(*) FROM (SELECT id FROM jobs FOR UPDATE SKIP LOCKED) AS x', 5), 'a worker that is killed lets it go');
+is(sql('SELECT COUNT(*) FROM effect'), 0, '.. without an effect');
+
+for my $level ('read uncommitted', 'read committed', 'repeatable read', 'serializable')
+{
+	for my $form (sort keys %FORM)
+	{
+		new_queue($form, qw(--retry-after retry_after --priority priority --isolation), $level);
+		sql("INSERT INTO jobs (payload, priority) VALUES ('a', 2), ('b', 1), ('c', NULL)");
+		my $variable = sql("SELECT COUNT(*) FROM information_schema.SESSION_VARIABLES WHERE VARIABLE_NAME = 'transaction_isolation'")
+		  ? 'transaction_isolation' : 'tx_isolation';
+		# The variable is the session's; which level the transaction has InnoDB knows.
+		subscribe("UPDATE other SET n = n + 1 WHERE id = 1; INSERT INTO effect (id, attempt) SELECT :id, COUNT(*) FROM information_schema.INNODB_TRX "
+			  . "WHERE trx_mysql_thread_id = CONNECTION_ID() AND LOWER(trx_isolation_level) = '$level'");
+		work();
+		is(sql('SELECT GROUP_CONCAT(id ORDER BY number), SUM(attempt) FROM effect'), '3,2,1 3', "$form at $level");
+	}
+}
+
+sql('SET GLOBAL innodb_snapshot_isolation = ON');
+($code, $out, $err) = (0, '', '');
+new_queue('lease', '--isolation', 'repeatable read');
+($code, $out, $err) = run('subscribe', $url, 's', 'jobs', '--handler', $EFFECT);
+ok($code == 4 && $err =~ /lease cannot be served in transactions at repeatable read/, 'a lease at repeatable read, where it could not be settled');
+is((run('subscribe', $url, 's', 'jobs', '--handler', $EFFECT, qw(--transactional off)))[0], 0, '.. but for a subscription without transactions');
+sql('SET GLOBAL innodb_snapshot_isolation = OFF');
+
+# ------------------------------------------------------- transient failures
+
+new_queue('row_lock');
+sql("INSERT INTO jobs (payload) VALUES ('x')");
+subscribe("$EFFECT; UPDATE other SET n = n + 1 WHERE id = 1; DO SLEEP(0.2); UPDATE other SET n = n + 1 WHERE id = 2");
+my $session = $server->session;
+$session->do('START TRANSACTION');
+$session->do('UPDATE other SET n = n + 1 WHERE id > 1');
+$worker = start({}, 'work', $url, '--drain');
+ok(wait_for("SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'", 1), 'a handler waits for a lock');
+$session->do('UPDATE other SET n = n + 1 WHERE id = 1');
+$session->do('COMMIT');
+($code, $out, $err) = finish($worker);
+is(left(), '01', 'a deadlock is tried again');
+is(sql('SELECT n FROM other WHERE id <= 2'), "2\n2", '.. with one effect');
+is(sql('SELECT transient > 0, failed FROM ruststream_counter'), '1 0', '.. and is no failure');
+
+sql('SET GLOBAL innodb_lock_wait_timeout = 1');
+sql("INSERT INTO jobs (payload) VALUES ('y')");
+subscribe("$EFFECT; UPDATE other SET n = n + 1 WHERE id = 3");
+$session->do('START TRANSACTION');
+$session->do('UPDATE other SET n = n + 1 WHERE id = 3');
+my $transient = sql('SELECT transient FROM ruststream_counter');
+$worker = start_worker();
+ok(wait_for("SELECT transient > $transient FROM ruststream_counter", 1), 'a lock that is waited for too long is transient');
+$session->do('COMMIT');
+ok(wait_for($LEFT, '02'), '.. and tried again');
+stop_worker($worker);
+$session->do('START TRANSACTION');
+$session->do('UPDATE other SET n = n + 1 WHERE id = 4');
+sql("INSERT INTO jobs (payload) VALUES ('z')");
+subscribe('UPDATE other SET n = n + 1 WHERE id = 4', '--retry-delay', '1h');
+$worker = start_worker();
+ok(wait_for("SELECT COUNT(*) FROM ruststream_failure WHERE message LIKE 'Lock wait timeout%'", 1), '.. ten times, and then it is a failure');
+stop_worker($worker);
+$session->do('ROLLBACK');
+is(sql('SELECT COUNT(*), attempt FROM jobs'), '1 2', '.. which is settled as one');
+sql('SET GLOBAL innodb_lock_wait_timeout = 50');
+
+# ------------------------------------------------------- connections that end
+
+for my $form (sort keys %FORM)
+{
+	new_queue($form);
+	sql("INSERT INTO jobs (payload) VALUES ('x')");
+	subscribe("$EFFECT; SELECT SLEEP(IF(:attempt = 1 AND (SELECT n = 0 FROM other WHERE id = 1), 30, 0))");
+	$worker = start_worker('--trace');
+	ok(wait_for("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE INFO LIKE '%SLEEP(IF%' AND STATE = 'User sleep'", 1), "$form: a handler is at work");
+	sql('UPDATE other SET n = 1 WHERE id = 1');
+	sql('KILL CONNECTION ' . sql("SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep'"));
+	ok(wait_for($LEFT, '01'), '.. its connection is killed, and it is delivered again with one effect');
+	is((stop_worker($worker))[0], 0, '.. and the worker ends in order');
+}
+
+new_queue('lease');
+subscribe($EFFECT);
+$worker = start_worker();
+sql("INSERT INTO jobs (payload) VALUES ('x')");
+ok(wait_for($LEFT, '01'), 'a worker is at work');
+$server->stop('KILL');
+$server->start;
+sql("INSERT INTO jobs (payload) VALUES ('y')");
+ok(wait_for($LEFT, '02'), 'a server that crashes and comes back is found again');
+stop_worker($worker);
+
+# ------------------------------------------------------------------- leases
+
+new_queue('lease', qw(--retry-after retry_after));
+sql("INSERT INTO jobs (payload) VALUES ('x')");
+subscribe("$EFFECT; DO SLEEP(30)", '--timeout', '500ms', '--retry-delay', '1h');
+($code, $out, $err) = work();
+like($err, qr/cancelled after its timeout of 500 ms/, 'a handler is cancelled after its timeout');
+is(left(), '10', '.. without an effect');
+
+sql('DELETE FROM jobs; DELETE FROM effect');
+sql("INSERT INTO jobs (payload) VALUES ('x')");
+subscribe("$EFFECT; DO SLEEP(3)", '--lease', '1s');
+my @workers = map { start_worker() } 1 .. 2;
+ok(wait_for($LEFT, '01'), 'a handler outlives its lease, which is extended');
+is(sql('SELECT attempt FROM effect'), 1, '.. and nobody else took the row');
+stop_worker($_) for @workers;
+
+sql('DELETE FROM effect');
+sql("INSERT INTO jobs (payload) VALUES ('x')");
+subscribe("$EFFECT; DO SLEEP(1)", '--retry-delay', '100ms');
+$worker = start({}, 'work', $url, '--drain', '--trace');
+ok(wait_for("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep'", 1), 'while a handler works');
+sql("UPDATE jobs SET locked_until = locked_until + INTERVAL 1 HOUR");
+($code, $out, $err) = finish($worker);
+like($out, qr/SETTLE ack\nROLLBACK\nLEASE LOST\n/, 'another takes its row: the lease is lost');
+is(left(), '10', '.. and so are its writes');
+is(sql('SELECT locked_until > UTC_TIMESTAMP() + INTERVAL 1 HOUR FROM jobs'), 1, ".. and the other's lease is untouched");
+is(sql('SELECT lease_lost FROM ruststream_counter'), 1, '.. and it is counted');
+
+# ----------------------------------------------------------- FIFO and keys
+
+my $TIMED = 'INSERT INTO effect (id, attempt, at) VALUES (:id, :attempt, SYSDATE(6)); DO SLEEP(0.01);'
+  . ' UPDATE effect SET ended = SYSDATE(6) WHERE number = LAST_INSERT_ID()';
+my $OVERLAP = 'SELECT COUNT(*) FROM effect AS a JOIN effect AS b ON a.number < b.number AND a.at < b.ended AND b.at < a.ended';
+
+# Several processes until the queue is empty.
+sub work_together
+{
+	my ($processes) = @_;
+	my @all = map { start_worker() } 1 .. $processes;
+	my $emptied = wait_for('SELECT COUNT(*) FROM jobs', 0);
+	my @wrong = grep { (stop_worker($_))[0] != 0 } @all;
+	return $emptied && !@wrong;
+}
+
+for my $form (qw(row_lock lease))
+{
+	new_queue($form, qw(--group group_name --retry-after retry_after --fifo));
+	sql('INSERT INTO jobs (payload) SELECT seq FROM seq_1_to_40');
+	subscribe($TIMED, '--workers', 2);
+	ok(work_together(2), "$form, fifo: four workers in two processes");
+	is(sql("$OVERLAP"), 0, '.. one row at a time');
+	is(sql('SELECT GROUP_CONCAT(id ORDER BY at) = GROUP_CONCAT(id ORDER BY id), COUNT(*) FROM effect'), '1 40', '.. in order');
+
+	sql("INSERT INTO jobs (payload) VALUES ('a'), ('b')");
+	sql("UPDATE jobs SET retry_after = UTC_TIMESTAMP() + INTERVAL 1 HOUR WHERE payload = 'a'");
+	work();
+	is(sql('SELECT COUNT(*) FROM jobs'), 1, 'rows that come due earlier go before one that waits');
+	$session->close;
+	$session = $server->session;
+	sql("DELETE FROM jobs; INSERT INTO jobs (payload) VALUES ('a'), ('b')");
+	$session->do('START TRANSACTION');
+	$session->do("SELECT id FROM jobs WHERE payload = 'b' FOR UPDATE");
+	work();
+	is(sql('SELECT COUNT(*) FROM jobs'), 2, 'while any row of the group is locked elsewhere none is taken, nor waited for');
+	$session->do('COMMIT');
+	work();
+	is(sql('SELECT COUNT(*) FROM jobs'), 0, '.. and then they are');
+}
+new_queue('lease', qw(--group group_name --fifo));
+sql("INSERT INTO jobs (payload, locked_until) VALUES ('a', NULL), ('b', UTC_TIMESTAMP() + INTERVAL 1 HOUR)");
+subscribe($EFFECT);
+work();
+is(left(), '20', 'nor while any of them holds a live lease');
+
+for my $form (sort keys %FORM)
+{
+	for my $level ($form eq 'row_lock' ? ('read committed', 'serializable') : 'read committed')
+	{
+		new_queue($form, qw(--partition-key account --retry-after retry_after --priority priority --isolation), $level);
+		sql("INSERT INTO jobs (account, payload, priority) SELECT IF(seq % 6 = 0, NULL, CONCAT('a', seq % 6)), seq, seq % 2 FROM seq_1_to_60");
+		subscribe("INSERT INTO other (id, n) SELECT 1000 + :id, COALESCE(MAX(n), 0) FROM other WHERE id = -1; $TIMED", '--workers', 2, '--retry-delay', '10ms');
+		sql('CREATE TABLE key_of AS SELECT id, account, priority FROM jobs');
+		ok(work_together(2), "$form, partition keys at $level: four workers in two processes");
+		is(sql("$OVERLAP AND (SELECT account FROM key_of WHERE id = a.id) = (SELECT account FROM key_of WHERE id = b.id)"), 0, '.. rows of one key one at a time');
+		is(sql('SELECT COUNT(*) FROM effect AS a JOIN key_of AS k ON k.id = a.id JOIN effect AS b JOIN key_of AS l ON l.id = b.id AND l.account = k.account'
+				  . ' WHERE (k.priority, k.id) < (l.priority, l.id) AND a.at > b.at'), 0, '.. in order');
+		is(sql('SELECT COUNT(*), COUNT(DISTINCT id) FROM effect'), '60 60', '.. each of them once');
+		cmp_ok(sql($OVERLAP), '>', 0, '.. and different keys side by side');
+	}
+}
+
+# -------------------------------------------------------------- advisory keys
+
+new_queue('advisory_lock', qw(--lock-key), '{payload}');
+subscribe($EFFECT);
+my $long = 'k' x 80;
+sql("INSERT INTO jobs (payload) VALUES ('one'), ('two'), ('$long')");
+$session->do("SELECT GET_LOCK('app.one', 0), GET_LOCK(SHA2('app.$long', 256), 0)");
+work();
+is(sql('SELECT id FROM jobs'), "1\n3", 'keys that somebody else holds are not taken, a long one by its hash');
+$session->do("SELECT RELEASE_ALL_LOCKS()");
+work();
+is(left(), '03', '.. until they are free');
+new_queue('advisory_lock', qw(--lock-key), '{payload}');
+sql("INSERT INTO jobs (payload) VALUES ('mine')");
+subscribe("$EFFECT; DO RELEASE_LOCK('app.mine')", '--retry-delay', '1h');
+$worker = start_worker();
+wait_for('SELECT COUNT(*) FROM ruststream_failure', 1);
+($code, $out, $err) = stop_worker($worker);
+like($err, qr/the lock on key "mine" was lost/, 'a handler that lets its key go has lost it');
+is(left(), '10', '.. and its writes');
+
+# ------------------------------------------------------------- odd ids, held rows
+
+for my $case (
+	['BIGINT UNSIGNED', '18446744073709551615', '9223372036854775808', '7'],
+	['VARCHAR(30) CHARACTER SET latin1', "'\xc3\xa4'", "'b\\'`'", "'c'"],
+	['VARBINARY(10)', "x'00ff'", "x'80'", "x'c3'"],
+	['UUID', "'00000000-0000-0000-0000-000000000001'", "'00000000-0000-0000-0000-000000000002'", "'00000000-0000-0000-0000-000000000003'"])
+{
+	my ($type, @ids) = @$case;
+	new_queue('row_lock');
+	sql("CREATE TABLE odd (`i``d` $type NOT NULL PRIMARY KEY, word VARCHAR(10), tries INT)");
+	must('describe', $url, 'odd', '--id', 'i`d', qw(--payload word --attempt tries --create-index));
+	must('subscribe', $url, 'o', 'odd', '--retry-delay', '300ms', '--handler',
+		"INSERT INTO effect (id) VALUES (1); SELECT IF(:payload = 'bad' AND :attempt < 3, (SELECT 1 UNION SELECT 2), 1)");
+	sql("INSERT INTO odd VALUES ($ids[0], 'bad', NULL), ($ids[1], 'bad', NULL), ($ids[2], 'good', NULL)");
+	($code, $out, $err) = work('--trace');
+	is(sql('SELECT CONCAT((SELECT COUNT(*) FROM odd), (SELECT COUNT(*) FROM effect), (SELECT COUNT(*) FROM ruststream_failure))'), '034',
+		"ids of type $type, some of them left alone for a while") or diag($err);
+}
+
+$session->close;
+$server->stop;
+
+# ------------------------------------------------------- other servers
+
+$server = MariadbServer->new(log_bin => undef, binlog_format => 'STATEMENT', server_id => 1);
+$url = $server->url;
+($code, $out, $err) = run('install', $url);
+ok($code == 1 && $err =~ /binlog_format is STATEMENT.*Set it to ROW or MIXED/, 'a server that logs statements') or diag($err);
+$server->stop;
+
+$server = MariadbServer->new(version => '10.5.20-MariaDB');
+($code, $out, $err) = run('status', $server->url);
+ok($code == 5 && $err =~ /MariaDB .*10\.5\.20-MariaDB, which cannot skip locked rows/ && $err =~ /Use MariaDB 10\.6/, 'a server that is too old') or diag($err);
+
+$server->stop;
+
+# ------------------------------------------------------------------------ TLS
+
+SKIP:
+{
+	my $place = tempdir(TMPDIR => 1, CLEANUP => 1);
+	my ($key, $certificate) = map { "$place/$_.pem" } qw(key certificate);
+	skip 'there is no openssl', 3
+	  if system("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout $key -out $certificate >/dev/null 2>&1") != 0;
+	chmod 0755, $place;
+	chmod 0644, $key, $certificate;
+	$server = MariadbServer->new(ssl_key => $key, ssl_cert => $certificate);
+	$url = $server->url;
+	is((run('install', "$url&tls=on"))[0], 0, 'a connection that is encrypted');
+	($code, $out, $err) = run('status', "$url&tls=verify");
+	ok($code == 5 && $err =~ /certificate/, '.. by a certificate that nobody has signed');
+	is((run('status', "$url&tls=verify&tls_ca=$certificate"))[0], 0, '.. or by one that is known');
+}
+
+done_testing();
