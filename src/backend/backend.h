@@ -313,7 +313,17 @@ typedef struct RsHeld
 	TimestampTz until;
 } RsHeld;
 
-typedef struct RsLines RsLines; /* lines.c */
+typedef struct RsLines RsLines;
+#define RS_MAX_TRANSIENT 100
+
+	/* A row, and its transient failures in a row; they do not end with another row's success. */
+	typedef struct RsTransient
+{
+	char *id;
+	int count;
+} RsTransient;
+
+/* lines.c */
 
 typedef struct RsEngine
 {
@@ -335,9 +345,13 @@ typedef struct RsEngine
 	Oid held_type;          /* of their ids */
 	TimestampTz rest_until; /* claims themselves fail, or too many rows: no claim before */
 
-	/* Transient failures in a row, of this row (NULL: of the claim itself). */
-	char *transient_id;
+	/*
+	 * The rows whose deliveries have failed transiently of late, the latest last, and
+	 * how often in a row; and how often the claim itself has.
+	 */
+	RsTransient transient[RS_MAX_TRANSIENT];
 	int transient_count;
+	int transient_claims;
 
 	/*
 	 * The row that was ended last, from which the next claim may go on, and

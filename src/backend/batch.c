@@ -230,9 +230,9 @@ conclude_together(RsWork *work)
 
 	if (work->error != NULL)
 		rs_report_failure(work);
-	rs_forget_transient_failures(engine);
 	for (int i = 0; i < batch->count; i++)
 	{
+		rs_forget_transient_failures(engine, batch->works[i].delivery.id_text);
 		rs_conclude(&batch->works[i]);
 		all_ended &= batch->works[i].settlement.operation == RS_OP_ACK;
 	}

@@ -394,7 +394,7 @@ rs_finish(RsWork *work)
 	if (work->settlement.operation == RS_OP_ACK && engine->subscription->queue.wake &&
 		!work->inserted && !work->delivery.was_delayed)
 		rs_claim_mark(engine, &work->delivery);
-	rs_forget_transient_failures(engine);
+	rs_forget_transient_failures(engine, work->delivery.id_text);
 	rs_conclude(work);
 }
 

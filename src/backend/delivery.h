@@ -256,7 +256,7 @@ extern void rs_note_handling_time(RsEngine *engine, int64 microseconds);
  * The transaction that several deliveries shared is rolled back: they are
  * delivered anew, one at a time.
  */
-extern RsProgress rs_deliver_apart(RsWork *work);
+extern void rs_deliver_apart(RsWork *work);
 
 /* ----------------------------------------------------------------- batch.c */
 
@@ -355,8 +355,11 @@ extern void rs_hold_if_hot(RsEngine *engine, const RsDelivery *delivery,
 /* A serialization failure or a deadlock: not the handler's fault. */
 extern bool rs_is_transient(const ErrorData *error);
 
-/* A delivery has come through: transient failures are counted in a row. */
-extern void rs_forget_transient_failures(RsEngine *engine);
+/*
+ * The delivery of a row has come through: its transient failures are counted in a row,
+ * whichever others are delivered in between.
+ */
+extern void rs_forget_transient_failures(RsEngine *engine, const char *id);
 
 /*
  * Somebody else has, or may have, the row: the delivery has lost its lease, or

@@ -17,13 +17,55 @@ rs_is_transient(const ErrorData *error)
 		   error->sqlerrcode == ERRCODE_T_R_DEADLOCK_DETECTED;
 }
 
-void
-rs_forget_transient_failures(RsEngine *engine)
+/* The entry of a row among those that have failed transiently; -1: it has none. */
+static int
+find_transient(const RsEngine *engine, const char *id)
 {
-	if (engine->transient_id != NULL)
-		pfree(engine->transient_id);
-	engine->transient_id = NULL;
-	engine->transient_count = 0;
+	for (int i = 0; i < engine->transient_count; i++)
+	{
+		if (strcmp(engine->transient[i].id, id) == 0)
+			return i;
+	}
+	return -1;
+}
+
+static void
+drop_transient(RsEngine *engine, int index)
+{
+	pfree(engine->transient[index].id);
+	engine->transient_count--;
+	memmove(&engine->transient[index], &engine->transient[index + 1],
+			sizeof(RsTransient) * (engine->transient_count - index));
+}
+
+void
+rs_forget_transient_failures(RsEngine *engine, const char *id)
+{
+	int index = find_transient(engine, id);
+
+	engine->transient_claims = 0;
+	if (index >= 0)
+		drop_transient(engine, index);
+}
+
+/* Count a transient failure of a row.  How many has it had in a row? */
+static int
+count_transient(RsEngine *engine, const char *id)
+{
+	int index = find_transient(engine, id);
+	RsTransient entry = {0};
+
+	engine->transient_claims = 0;
+	if (index >= 0)
+	{
+		entry.count = engine->transient[index].count;
+		drop_transient(engine, index);
+	}
+	else if (engine->transient_count == RS_MAX_TRANSIENT)
+		drop_transient(engine, 0);
+	entry.id = MemoryContextStrdup(engine->context, id);
+	engine->transient[engine->transient_count++] = entry;
+	return ++engine->transient[engine->transient_count - 1].count;
 }
 
 /* In the caller's session a cancel is the caller's, and no failure. */
@@ -158,7 +200,7 @@ settle_afresh(RsWork *work, rs_cause cause)
 
 	give_back(work);
 	rs_report_failure(work);
-	rs_forget_transient_failures(engine);
+	rs_forget_transient_failures(engine, work->delivery.id_text);
 	if (result == AFRESH_SETTLED)
 		rs_count_settlement(settlement.outcome, true);
 	else
@@ -169,28 +211,6 @@ settle_afresh(RsWork *work, rs_cause cause)
 }
 
 /*
- * Count a transient failure, of this row (NULL: of the claim itself).  Has it had
- * its share of them in a row?
- */
-static bool
-has_had_its_share(RsEngine *engine, const char *id)
-{
-	bool same_row =
-		engine->transient_count > 0 &&
-		(id == NULL ? engine->transient_id == NULL
-					: engine->transient_id != NULL && strcmp(id, engine->transient_id) == 0);
-
-	rs_stats_count(RS_COUNT_TRANSIENT);
-	if (!same_row)
-	{
-		rs_forget_transient_failures(engine);
-		if (id != NULL)
-			engine->transient_id = MemoryContextStrdup(engine->context, id);
-	}
-	return ++engine->transient_count >= RS_TRANSIENT_LIMIT;
-}
-
-/*
  * A transient failure has been rolled back.  The row is claimed anew, unless it
  * has had its share of them.
  */
@@ -198,18 +218,21 @@ static RsProgress
 after_transient_failure(RsWork *work, RsStage stage)
 {
 	RsEngine *engine = work->engine;
+	const char *id = work->delivery.id_text;
+	int count = id == NULL ? ++engine->transient_claims : count_transient(engine, id);
 
-	if (!has_had_its_share(engine, work->delivery.id_text))
+	rs_stats_count(RS_COUNT_TRANSIENT);
+	if (count < RS_TRANSIENT_LIMIT)
 	{
 		give_back(work);
 		return RS_PROGRESS_TRANSIENT;
 	}
 
-	if (work->delivery.id_text == NULL)
+	if (id == NULL)
 	{
 		/* The claim itself fails, of no row in particular: come back later. */
 		give_back(work);
-		rs_forget_transient_failures(engine);
+		engine->transient_claims = 0;
 		engine->rest_until = GetCurrentTimestamp() + Min(engine->subscription->policy.retry_delay,
 														 engine->subscription->poll_interval);
 		return RS_PROGRESS_HELD;
@@ -261,7 +284,7 @@ rs_lose(RsWork *work)
 	rs_forget_lease(&work->delivery);
 	give_back(work);
 	rs_report_failure(work);
-	rs_forget_transient_failures(engine);
+	rs_forget_transient_failures(engine, work->delivery.id_text);
 	rs_stats_count(RS_COUNT_DELIVERIES);
 	rs_stats_count(RS_COUNT_FAILED);
 }
@@ -273,8 +296,13 @@ rs_lose(RsWork *work)
 RsProgress
 rs_recover(RsWork *work)
 {
+	/* A row whose handler has failed transiently is known, and may fail so in every commit. */
 	if (work->sharing > 0 && !is_callers_cancel(work->engine, work->error))
-		return rs_deliver_apart(work);
+	{
+		rs_deliver_apart(work);
+		if (!rs_is_transient(work->error) || work->stage == RS_STAGE_SETTLE)
+			return RS_PROGRESS_TRANSIENT;
+	}
 	if (rs_is_transient(work->error) && work->engine->subscription != NULL)
 		return after_transient_failure(work, work->stage);
 
@@ -303,6 +331,29 @@ give_rows_back(const RsBatch *batch)
 {
 	for (int i = 0; i < batch->count; i++)
 		give_back(&batch->works[i]);
+}
+
+/*
+ * A batch has failed transiently, and which of its rows is why nobody knows: count it for
+ * each that was in work.  Has one of them had its share?
+ */
+static bool
+have_had_their_share(RsEngine *engine, const RsBatch *batch)
+{
+	int most = 0;
+	int counted = 0;
+
+	for (int i = 0; i < batch->count && counted < RS_MAX_TRANSIENT; i++)
+	{
+		int count;
+
+		if (batch->works[i].is_over)
+			continue;
+		count = count_transient(engine, batch->works[i].delivery.id_text);
+		most = Max(most, count);
+		counted++;
+	}
+	return most >= RS_TRANSIENT_LIMIT;
 }
 
 void
@@ -389,7 +440,8 @@ rs_recover_batch(RsWork *work)
 	}
 	if (rs_is_transient(work->error))
 	{
-		if (!has_had_its_share(engine, batch->works[0].delivery.id_text))
+		rs_stats_count(RS_COUNT_TRANSIENT);
+		if (!have_had_their_share(engine, batch))
 		{
 			give_rows_back(batch);
 			return RS_PROGRESS_TRANSIENT;

@@ -286,10 +286,10 @@ conclude(RsWork *work, const RsSettled *settled, int count)
 	if (all_ended && engine->subscription->queue.wake && !work->inserted &&
 		!settled[count - 1].delivery->was_delayed)
 		rs_claim_mark(engine, settled[count - 1].delivery);
-	rs_forget_transient_failures(engine);
 
 	for (int i = 0; i < count; i++)
 	{
+		rs_forget_transient_failures(engine, settled[i].delivery->id_text);
 		work->delivery = *settled[i].delivery;
 		work->cause = settled[i].cause;
 		work->settlement = settled[i].settlement;
@@ -375,11 +375,10 @@ rs_deliver_sharing(RsWork *work)
 	return RS_PROGRESS_DELIVERED;
 }
 
-RsProgress
+void
 rs_deliver_apart(RsWork *work)
 {
-	if (rs_is_transient(work->error))
+	if (rs_is_transient(work->error) && work->stage == RS_STAGE_SETTLE)
 		rs_stats_count(RS_COUNT_TRANSIENT);
 	work->engine->alone = work->sharing;
-	return RS_PROGRESS_TRANSIENT;
 }
