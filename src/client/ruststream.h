@@ -107,7 +107,11 @@ RUSTSTREAM_API const char *ruststream_drivers(void);
  *				?mode=ro|rw|rwc			rw: the file must exist (rwc makes it)
  *				&busy_timeout=MS		how long a lock is waited for, 10000 unless given
  *				&foreign_keys=on|off	on unless given
- *			mysql://user@host:port/database, mysql://user@/database?socket=/path
+ *			mysql://user@host:port/database
+ *				?socket=PATH			instead of the host
+ *				&tls=off|on|verify		off unless given; on: encrypted or refused
+ *				&tls_ca=PATH
+ *				&connect_timeout=SECONDS	10 unless given
  *			postgres://user@host:port/database?parameter=value
  *			Characters may be written as %XX.  A password may be part of the URL, or
  *			come from the environment variable RUSTSTREAM_PASSWORD; it is in no message.
