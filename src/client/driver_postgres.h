@@ -131,7 +131,6 @@ extern rs_result rs_postgres_plan_our_way(rs_postgres_session *session);
 /* The transaction that we began is over: a handler has ended it. */
 extern bool rs_postgres_has_ended(const rs_postgres_session *session);
 extern rs_result rs_postgres_refuse_ended(rs_postgres_session *session);
-extern rs_result rs_postgres_no_memory(rs_postgres_session *session);
 /* A connection as the URL wants it; NULL where it fails. */
 extern rs_result rs_postgres_connect(const rs_url *url, PGconn **connection, rs_error *error);
 extern rs_result rs_postgres_open(const rs_url *url, rs_session **session, rs_error *error);
@@ -142,6 +141,7 @@ extern rs_result rs_postgres_execute(rs_session *base, const rs_command *command
 									 const rs_value *values, int count, rs_row_callback row,
 									 void *arg, int64_t *affected);
 extern void rs_postgres_forget_statements(rs_session *base);
+extern rs_result rs_postgres_no_memory(rs_postgres_session *session);
 /*
  * Send one statement with values in their text form (or binary, by formats) and types (NULL:
  * whatever the statement makes of them), kept prepared in its slot, if it has one.  The result is

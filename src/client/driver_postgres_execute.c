@@ -18,6 +18,13 @@
 /* Seconds from 1970 to 2000, where the server's times begin. */
 #define EPOCH_SHIFT (INT64_C(946684800) * RS_SECOND)
 
+rs_result
+rs_postgres_no_memory(rs_postgres_session *session)
+{
+	rs_error_set(&session->base.error, RUSTSTREAM_NO_MEMORY, "", NULL, "out of memory");
+	return RS_FAILED;
+}
+
 /* ------------------------------------------------------------------ times */
 
 /* YYYY-MM-DDTHH:MM:SS.ffffff+00:00, which the server reads under any settings. */

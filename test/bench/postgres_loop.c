@@ -51,12 +51,19 @@ prepare(const char *name, const char *text)
 int
 main(int argc, char **argv)
 {
+	static const char *const limits[] = {"{}", "1"};
+
 	connection = PQconnectdb(argc == 2 ? argv[1] : "");
 	if (PQstatus(connection) != CONNECTION_OK)
 		return 2;
-	prepare("claim", "SELECT id, coalesce(attempt, 1), payload FROM jobs"
-					 " WHERE retry_after IS NULL ORDER BY retry_after NULLS FIRST, id LIMIT 1"
-					 " FOR UPDATE SKIP LOCKED");
+	prepare("claim",
+			"SELECT * FROM (SELECT id, coalesce(attempt, 1)::int8, payload FROM jobs"
+			" WHERE retry_after IS NULL AND id <> ALL ($1)"
+			" ORDER BY retry_after NULLS FIRST, id LIMIT $2 FOR UPDATE SKIP LOCKED) AS undelayed"
+			" UNION ALL SELECT * FROM (SELECT id, coalesce(attempt, 1)::int8, payload FROM jobs"
+			" WHERE retry_after <= clock_timestamp() AND id <> ALL ($1)"
+			" ORDER BY retry_after NULLS FIRST, id LIMIT $2 FOR UPDATE SKIP LOCKED) AS come_due"
+			" LIMIT $2");
 	prepare("handle", "INSERT INTO effect (job, payload) VALUES ($1, $2)");
 	prepare("ack", "DELETE FROM jobs WHERE id = $1");
 	for (;;)
@@ -65,7 +72,7 @@ main(int argc, char **argv)
 		const char *values[2];
 
 		run("BEGIN");
-		row = run_prepared("claim", 0, NULL);
+		row = run_prepared("claim", 2, limits);
 		if (PQntuples(row) == 0)
 			break;
 		values[0] = PQgetvalue(row, 0, 0);
