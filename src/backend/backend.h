@@ -316,8 +316,8 @@ typedef struct RsHeld
 typedef struct RsLines RsLines;
 #define RS_MAX_TRANSIENT 100
 
-	/* A row, and its transient failures in a row; they do not end with another row's success. */
-	typedef struct RsTransient
+/* A row, and its transient failures in a row; they do not end with another row's success. */
+typedef struct RsTransient
 {
 	char *id;
 	int count;
