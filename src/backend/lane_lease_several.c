@@ -57,8 +57,12 @@
 #include "utils/guc.h"
 #include "utils/memutils.h"
 
-/* How long an extension that has been cancelled is given to let go of its row. */
-#define EXTENSION_END_MSEC 10
+/*
+ * A row may be locked for a moment by somebody who has no claim to it: by an extension
+ * that has been cancelled, or by a claim that took it for free, and has found that it
+ * is not.  So those that could not be had are tried again after so many milliseconds.
+ */
+static const int waits[] = {1, 10, 50};
 
 /* ------------------------------------------------------------ how many rows */
 
@@ -162,46 +166,40 @@ report_unclaim_error(RsEngine *engine, int rows)
 	return NULL;
 }
 
-/* An extension that was under way may have its row locked for a moment longer. */
-static void
-await_extension(void)
-{
-	(void) WaitLatch(MyLatch, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, EXTENSION_END_MSEC,
-					 rs_wait_event_hold());
-}
-
-/* Have them extended no further: how many are they, and was one just being extended? */
+/* Have them extended no further: how many are they? */
 static int
-stop_leases(RsEngine *engine, bool *is_extended)
+stop_leases(RsEngine *engine)
 {
 	int rows = 0;
 
-	*is_extended = false;
 	for (int i = 0; i < engine->claimed_count; i++)
 	{
-		RsDelivery *delivery = &engine->claimed[i].delivery;
-
 		if (!is_not_begun(&engine->claimed[i]))
 			continue;
-		rs_stop_lease(delivery);
-		*is_extended |= delivery->token != delivery->announced;
+		rs_stop_lease(&engine->claimed[i].delivery);
 		rows++;
 	}
 	return rows;
 }
 
-/* Returns the caller's cancel, if that is what keeps them from being let go. */
+/*
+ * So many of these rows should be there still.  Returns the caller's cancel, if that is
+ * what keeps them from being let go.
+ */
 static ErrorData *
-try_to_unclaim(RsEngine *engine, int rows, bool is_extended)
+try_to_unclaim(RsEngine *engine, int rows, int expected)
 {
 	ErrorData *volatile cancel = NULL;
 
 	PG_TRY();
 	{
-		if (unclaim_now(engine) < rows && is_extended)
+		int released = unclaim_now(engine);
+
+		for (int i = 0; i < (int) lengthof(waits) && released < expected; i++)
 		{
-			await_extension();
-			(void) unclaim_now(engine);
+			(void) WaitLatch(MyLatch, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, waits[i],
+							 rs_wait_event_hold());
+			released += unclaim_now(engine);
 		}
 	}
 	PG_CATCH();
@@ -213,23 +211,29 @@ try_to_unclaim(RsEngine *engine, int rows, bool is_extended)
 	return cancel;
 }
 
-void
-rs_unclaim(RsEngine *engine)
+/* The same as rs_unclaim, where so many of the rows may be gone. */
+static void
+unclaim(RsEngine *engine, int gone)
 {
 	ErrorData *cancel = NULL;
-	bool is_extended;
 	int rows;
 
 	if (engine->claimed == NULL)
 		return;
-	rows = stop_leases(engine, &is_extended);
+	rows = stop_leases(engine);
 	if (rows > 0)
-		cancel = try_to_unclaim(engine, rows, is_extended);
+		cancel = try_to_unclaim(engine, rows, rows - gone);
 	for (int i = engine->begun; i < engine->claimed_count; i++)
 		rs_forget_lease(&engine->claimed[i].delivery);
 	engine->claimed = NULL;
 	if (cancel != NULL)
 		ReThrowError(cancel);
+}
+
+void
+rs_unclaim(RsEngine *engine)
+{
+	unclaim(engine, 0);
 }
 
 /* ------------------------------------------------------------- one after another */
@@ -311,7 +315,7 @@ rs_go_on(RsWork *work, RsProgress progress, bool failed)
 		engine->alone = 1;
 	else if (is_delivered && engine->begun < engine->claimed_count && may_go_on(engine))
 		return;
-	rs_unclaim(engine);
+	unclaim(engine, work->stage == RS_STAGE_CLAIM);
 }
 
 /* ------------------------------------------------------------------- the claim */

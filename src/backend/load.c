@@ -445,8 +445,7 @@ bind_commit(const RsRow *row, RsSubscription *subscription)
 			errmsg("deliveries_per_commit and max_attempts cannot be combined in the lease form"),
 			errdetail("A claim counts the attempts of all its rows: a handler that kills its "
 					  "process would take the rows behind it along to the dead letter."),
-			errhint("Leave out deliveries_per_commit, or leave out max_attempts and have the "
-					"handler answer dead_letter by the attempt that it is given."));
+			errhint("Leave out deliveries_per_commit, or max_attempts."));
 }
 
 /* How long a claim lasts: whole seconds, a shorter one rounded up. */
