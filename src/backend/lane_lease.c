@@ -146,16 +146,12 @@ rs_forget_lease(RsDelivery *delivery)
 		leased = NULL;
 }
 
-/* What such a delivery takes includes its commit: so many rows a claim may lease. */
 void
 rs_deliver_leased(RsWork *work)
 {
-	TimestampTz start = GetCurrentTimestamp();
-
 	rs_begin_work(work);
 	rs_handle_claimed(work);
 	rs_finish(work);
-	rs_note_handling_time(work->engine, GetCurrentTimestamp() - start);
 }
 
 /* The claim's transaction has begun, at READ COMMITTED. */
@@ -186,5 +182,6 @@ rs_deliver_lease(RsWork *work)
 	RS_FAILPOINT("after_claim_commit");
 
 	rs_deliver_leased(work);
+	rs_note_handling_time(engine, GetCurrentTimestamp() - work->delivery.claimed_at);
 	return RS_PROGRESS_DELIVERED;
 }

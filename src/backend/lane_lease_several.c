@@ -310,6 +310,11 @@ rs_go_on(RsWork *work, RsProgress progress, bool failed)
 
 	if (engine->claimed == NULL || progress == RS_PROGRESS_CLAIMED)
 		return;
+	/* What a delivery takes is all that is between two of them, commits included. */
+	if (is_delivered)
+		rs_note_handling_time(engine,
+							  (GetCurrentTimestamp() - engine->claimed[0].delivery.claimed_at) /
+								  engine->begun);
 	/* The row that comes next, and might come back again and again, is claimed alone. */
 	if (work->stage != RS_STAGE_CLAIM && (!is_delivered || comes_back(work)))
 		engine->alone = 1;
