@@ -399,9 +399,11 @@ COMMENT ON FUNCTION ruststream.wake() IS 'trigger function: wakes the queue''s i
  *	lease			how long a claim lasts in the lease form; rounded up to seconds
  *	timeout			of one delivery
  *	poll_interval	how long an idle worker sleeps where nothing wakes it
- *	deliveries_per_commit	how many deliveries may share a claim and a commit;
- *					row lock form
- *	max_commit_wait	how long such a commit is put off for them, at most 60 s
+ *	deliveries_per_commit	how many deliveries may share a claim and, in the row lock
+ *					form, a commit; not in the advisory lock form, nor of leases
+ *					with max_attempts
+ *	max_commit_wait	how long such a commit is put off for them, or leased rows wait
+ *					for their turn, at most 60 s
  *
  * In intervals a month counts as 30 days.  Errors: 42704 no such queue, 42883
  * no such function, 42P13 a function that does not fit, 42501 a right that the

@@ -143,7 +143,7 @@ SELECT refused(format('SELECT ruststream.subscribe(%s)', a)) FROM (VALUES
     ($$'a', 'jobs', 'note', deliveries_per_commit => 0$$),
     ($$'a', 'jobs', 'note', max_commit_wait => '61 s'$$),
     ($$'a', 'jobs', 'note', batch_size => 10, deliveries_per_commit => 2$$),
-    ($$'a', 'leased', 'note', deliveries_per_commit => 2$$),
+    ($$'a', 'leased', 'note', deliveries_per_commit => 2, max_attempts => 3, dead_letter => 'dead_jobs'$$),
     ($$'a', 'keyed', 'note', deliveries_per_commit => 2$$)
 ) AS v (a);
 

@@ -113,8 +113,8 @@ typedef struct RsSubscription
 	int workers;
 	int batch_size;            /* how many rows a claim takes at most; 0: one, and no batch */
 	int64 poll_interval;       /* microseconds */
-	int deliveries_per_commit; /* row lock form: so many may share a commit */
-	int64 max_commit_wait;     /* microseconds of work, then it commits */
+	int deliveries_per_commit; /* so many may share a claim; row lock form: and a commit */
+	int64 max_commit_wait;     /* microseconds of work, then it commits, or lets go of the rest */
 } RsSubscription;
 
 /*
@@ -382,8 +382,13 @@ typedef struct RsEngine
 
 	bool has_recorded_failures; /* the history may want pruning */
 
+	/* See lane_lease_several.c: the rows of its last claim, where some have not been begun. */
+	struct RsWork *claimed; /* in commit_context; NULL: there are none */
+	int claimed_count;
+	int begun; /* so many of them have been */
+
 	/* See shared_commit.c. */
-	MemoryContext commit_context; /* reset per shared commit */
+	MemoryContext commit_context; /* reset per shared commit, and per claim of several leases */
 	int alone;                    /* so many deliveries go one at a time first */
 	double handling_time;         /* of late, microseconds a handler; negative: not known */
 	int subtransactions;          /* of a delivery, at most, in the last such commit */
@@ -397,6 +402,7 @@ typedef struct RsEngine
 typedef enum RsProgress
 {
 	RS_PROGRESS_DELIVERED, /* a row came to its end or back to the queue */
+	RS_PROGRESS_CLAIMED,   /* several rows are leased: the next calls deliver them */
 	RS_PROGRESS_TRANSIENT, /* rolled back for a transient failure: claim anew */
 	RS_PROGRESS_NOTHING,   /* nothing is due; next_due may be set */
 	RS_PROGRESS_HELD,      /* nothing is due but rows to be left alone */

@@ -477,3 +477,60 @@ rs_claim_take(RsEngine *engine, RsDelivery *delivery)
 	SPI_freetuptable(SPI_tuptable);
 	return true;
 }
+
+/* A row as a claim would have found it: without what the claim has written into it. */
+static Datum
+as_before_claim(const RsQueue *queue, Datum row, Datum before)
+{
+	static const rs_role written[] = {RS_ROLE_ATTEMPT, RS_ROLE_LOCKED_UNTIL};
+	TupleDesc shape = queue->shape;
+	HeapTupleData tuples[2];
+	Datum *values = palloc(sizeof(Datum) * shape->natts * 2);
+	bool *isnull = palloc(sizeof(bool) * shape->natts * 2);
+	Datum rows[] = {row, before};
+
+	for (int i = 0; i < 2; i++)
+	{
+		tuples[i].t_data = DatumGetHeapTupleHeader(rows[i]);
+		tuples[i].t_len = HeapTupleHeaderGetDatumLength(tuples[i].t_data);
+		ItemPointerSetInvalid(&tuples[i].t_self);
+		tuples[i].t_tableOid = InvalidOid;
+		heap_deform_tuple(&tuples[i], shape, values + i * shape->natts, isnull + i * shape->natts);
+	}
+	for (int i = 0; i < (int) lengthof(written); i++)
+	{
+		int column = queue->attnum[written[i]] - 1;
+
+		if (queue->table.column[written[i]] == NULL)
+			continue;
+		values[column] = values[shape->natts + column];
+		isnull[column] = isnull[shape->natts + column];
+	}
+	return heap_copy_tuple_as_datum(heap_form_tuple(shape, values, isnull), shape);
+}
+
+bool
+rs_claim_refresh(RsEngine *engine, RsDelivery *delivery)
+{
+	const RsSubscription *subscription = engine->subscription;
+	const RsQueue *queue = &subscription->queue;
+	bool takes_row = subscription->handler.input != RS_INPUT_PAYLOAD;
+	bool is_leased;
+	RsValues values;
+
+	rs_delivery_values(subscription, delivery, &values);
+	is_leased = rs_query(engine->plans, takes_row ? RS_OP_LEASED_ROW : RS_OP_LEASED_PAYLOAD,
+						 &values) == 1 &&
+				!rs_engine_is_outdated(engine);
+	if (is_leased)
+	{
+		RsDelivery claimed = *delivery;
+
+		read_delivery(engine, 0, delivery);
+		delivery->attempt = claimed.attempt;
+		if (takes_row)
+			delivery->input = as_before_claim(queue, delivery->input, claimed.input);
+	}
+	SPI_freetuptable(SPI_tuptable);
+	return is_leased;
+}

@@ -451,7 +451,7 @@ deliver_one(RsWork *work)
 	switch (rs_table_form(&work->engine->subscription->queue.table))
 	{
 		case RS_FORM_LEASE:
-			return rs_deliver_lease(work);
+			return rs_deliver_leases(work);
 		case RS_FORM_ADVISORY_LOCK:
 			return rs_deliver_advisory(work);
 		default:
@@ -462,7 +462,9 @@ deliver_one(RsWork *work)
 RsProgress
 rs_deliver(RsEngine *engine)
 {
-	RsWork work = {.engine = engine};
+	RsWork unclaimed = {.engine = engine};
+	RsWork *claimed = rs_next_claimed(engine);
+	RsWork *const work = claimed != NULL ? claimed : &unclaimed;
 	volatile RsProgress progress = RS_PROGRESS_QUIET;
 	volatile bool lost = false;
 
@@ -478,22 +480,25 @@ rs_deliver(RsEngine *engine)
 
 	PG_TRY();
 	{
-		if (rs_engine_begin_delivery(engine))
-			progress = deliver_one(&work);
+		if (claimed != NULL)
+			progress = rs_deliver_claimed(work);
+		else if (rs_engine_begin_delivery(engine))
+			progress = deliver_one(work);
 	}
 	PG_CATCH();
 	{
-		rs_keep_settlement_error(&work);
+		rs_keep_settlement_error(work);
 		rs_engine_rollback(engine);
 		lost = true;
 	}
 	PG_END_TRY();
 
 	if (lost)
-		progress = work.batch != NULL ? rs_recover_batch(&work) : rs_recover(&work);
-	if (progress == RS_PROGRESS_DELIVERED && work.sharing == 0 && engine->alone > 0)
+		progress = work->batch != NULL ? rs_recover_batch(work) : rs_recover(work);
+	if (progress == RS_PROGRESS_DELIVERED && work->sharing == 0 && engine->alone > 0)
 		engine->alone--;
 	rs_stats_delivery_end();
+	rs_go_on(work, progress, lost);
 	/* Still in the delivery's memory, which the next delivery gives back. */
 	if (progress == RS_PROGRESS_DELIVERED || progress == RS_PROGRESS_TRANSIENT)
 		engine->session->clean();

@@ -140,6 +140,12 @@ extern int rs_claim_candidates(RsEngine *engine, bool free_only, RsCandidate *ca
 extern void rs_claim_read_candidate(RsEngine *engine, int row, RsCandidate *candidate);
 extern bool rs_claim_take(RsEngine *engine, RsDelivery *delivery);
 
+/*
+ * Lease form: the row has been leased for a while; have its delivery carry what it holds by
+ * now, as its claim would have found it.  False where it is not to be delivered any more.
+ */
+extern bool rs_claim_refresh(RsEngine *engine, RsDelivery *delivery);
+
 /* The row has been ended: the next claim may go on behind it. */
 extern void rs_claim_mark(RsEngine *engine, const RsDelivery *delivery);
 
@@ -284,11 +290,40 @@ extern RsProgress rs_deliver_lease(RsWork *work);
 /* The claim has committed: have the leases of these rows extended, as rs_lease_reserve allows. */
 extern void rs_hold_leases(RsWork *works, int count);
 
+/* Deliver a row that is leased, whose turn it is. */
+extern void rs_deliver_leased(RsWork *work);
+
 /* Extend the lease no further, and learn which tokens the row may hold. */
 extern void rs_stop_lease(RsDelivery *delivery);
 
 /* The row is settled, given back, or somebody else's: nothing is left to release. */
 extern void rs_forget_lease(RsDelivery *delivery);
+
+/* ----------------------------------------------------- lane_lease_several.c */
+
+/*
+ * The lease lane where a claim may lease several rows; a transaction has begun.  Where it
+ * has, these are delivered one a call, as long as rs_next_claimed finds another.
+ */
+extern RsProgress rs_deliver_leases(RsWork *work);
+extern RsWork *rs_next_claimed(const RsEngine *engine);
+extern RsProgress rs_deliver_claimed(RsWork *work);
+
+/*
+ * A delivery has come to such an end (failed: one that was recovered from): let go of
+ * the rows behind it, unless it may go on.
+ */
+extern void rs_go_on(RsWork *work, RsProgress progress, bool failed);
+
+/*
+ * Let go of what has been claimed and not begun, as if it had not been claimed.  In
+ * transactions of its own; what cannot be had is due when its lease ends.  Raises
+ * nothing but a cancel of the caller's.
+ */
+extern void rs_unclaim(RsEngine *engine);
+
+/* The same in the current transaction, of those rows whose handlers have not been run. */
+extern int rs_unclaim_rows(RsWork *works, int count);
 
 /* --------------------------------------------------------- lane_advisory.c */
 

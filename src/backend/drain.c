@@ -528,13 +528,17 @@ prune_failures(RsEngine *engine)
 	engine->has_recorded_failures = false;
 }
 
-/* Prune after an error as well, which is more worth knowing than one from here. */
+/*
+ * After an error let go of what is leased still, and prune as well; it is more worth
+ * knowing than one from here.
+ */
 static void
-prune_after_error(RsEngine *engine)
+tidy_after_error(RsEngine *engine)
 {
 	PG_TRY();
 	{
 		SPI_rollback();
+		rs_unclaim(engine);
 		prune_failures(engine);
 	}
 	PG_CATCH();
@@ -564,6 +568,7 @@ deliver_all(RsEngine *engine, int64 limit)
 				prune_failures(engine);
 				pruned = delivered;
 				break;
+			case RS_PROGRESS_CLAIMED:
 			case RS_PROGRESS_TRANSIENT:
 				break;
 			case RS_PROGRESS_HELD:
@@ -688,7 +693,7 @@ rs_sql_drain(PG_FUNCTION_ARGS)
 	}
 	PG_END_TRY();
 	if (error != NULL)
-		prune_after_error(&engine);
+		tidy_after_error(&engine);
 	rs_stats_detach();
 	rs_engine_free(&engine);
 	if (error != NULL)

@@ -104,6 +104,8 @@ parameter_type(const RsQueue *queue, rs_parameter parameter)
 			return TIDARRAYOID;
 		case RS_PARAM_TABLES:
 			return OIDARRAYOID;
+		case RS_PARAM_TOKENS:
+			return TIMESTAMPTZARRAYOID;
 		case RS_PARAM_NOW:
 		case RS_PARAM_UNTIL:
 		case RS_PARAM_TOKEN:

@@ -52,12 +52,22 @@ release_row(const RsWork *work)
 		(void) rs_execute(engine->plans, RS_OP_RELEASE, &values);
 }
 
+/* Of the columns that are written here. */
+static bool
+updates_run_code(Relation relation, const RsQueue *queue)
+{
+	const char *attempt = queue->table.column[RS_ROLE_ATTEMPT];
+
+	return rs_update_runs_code(relation, queue->table.column[RS_ROLE_LOCKED_UNTIL]) ||
+		   (attempt != NULL && rs_update_runs_code(relation, attempt));
+}
+
 /*
  * Release the rows whose leases were held, unless that would run anybody's code, since
  * nothing can interrupt a process that exits.
  */
 static void
-release_rows(const RsWork *works, int count)
+release_rows(RsWork *works, int count)
 {
 	const RsQueue *queue = &works[0].engine->subscription->queue;
 	Relation relation;
@@ -68,12 +78,14 @@ release_rows(const RsWork *works, int count)
 	relation = try_relation_open(queue->relid, NoLock);
 	if (relation == NULL)
 		return;
-	runs_code = rs_update_runs_code(relation, queue->table.column[RS_ROLE_LOCKED_UNTIL]);
+	runs_code = updates_run_code(relation, queue);
 	for (int i = 0; i < count && !runs_code; i++)
 	{
-		if (works[i].delivery.is_leased)
+		if (works[i].delivery.is_leased && works[i].stage != RS_STAGE_CLAIM)
 			release_row(&works[i]);
 	}
+	if (!runs_code)
+		(void) rs_unclaim_rows(works, count);
 	relation_close(relation, NoLock);
 }
 
@@ -134,6 +146,14 @@ rs_forget_lease(RsDelivery *delivery)
 		leased = NULL;
 }
 
+void
+rs_deliver_leased(RsWork *work)
+{
+	rs_begin_work(work);
+	rs_handle_claimed(work);
+	rs_finish(work);
+}
+
 /* The claim's transaction has begun, at READ COMMITTED. */
 RsProgress
 rs_deliver_lease(RsWork *work)
@@ -161,8 +181,7 @@ rs_deliver_lease(RsWork *work)
 	rs_hold_leases(work, 1);
 	RS_FAILPOINT("after_claim_commit");
 
-	rs_begin_work(work);
-	rs_handle_claimed(work);
-	rs_finish(work);
+	rs_deliver_leased(work);
+	rs_note_handling_time(engine, GetCurrentTimestamp() - work->delivery.claimed_at);
 	return RS_PROGRESS_DELIVERED;
 }

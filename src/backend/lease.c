@@ -410,13 +410,14 @@ rs_lease_forget(const RsSlot *slot)
 }
 
 TimestampTz
-rs_lease_token(const RsSlot *slot)
+rs_lease_token(const RsSlot *slot, int lease_number)
 {
-	RsLease *lease = &rs_shared->lease[slot - rs_shared->slot];
+	int slot_number = (int) (slot - rs_shared->slot);
+	RsLease *lease = &rs_shared->lease[lease_number > 0 ? lease_number - 1 : slot_number];
 	TimestampTz token;
 
 	SpinLockAcquire(&lease->mutex);
-	token = lease->held ? lease->token : 0;
+	token = lease->held && lease->slot == slot_number ? lease->token : 0;
 	SpinLockRelease(&lease->mutex);
 	return token;
 }

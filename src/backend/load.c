@@ -432,13 +432,20 @@ bind_commit(const RsRow *row, RsSubscription *subscription)
 				errdetail("A batch is one delivery of many rows, and has its commit to itself."),
 				errhint("Leave out deliveries_per_commit, or batch_size for a handler that takes "
 						"one row at a time."));
-	if (form != RS_FORM_ROW_LOCK)
+	if (form == RS_FORM_ADVISORY_LOCK)
 		ereport(ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				errmsg("deliveries_per_commit needs a queue of the row lock form"),
-				errdetail("In the %s form a delivery is claimed in a transaction of its own, "
-						  "before the handler's begins.",
-						  form == RS_FORM_LEASE ? "lease" : "advisory lock"),
+				errmsg("deliveries_per_commit needs a queue of the row lock or the lease form"),
+				errdetail("In the advisory lock form each delivery is claimed by itself, once its "
+						  "key is locked."),
 				errhint("Leave out deliveries_per_commit."));
+	/* Asked of the setting, which is checked and bound later. */
+	if (form == RS_FORM_LEASE && !rs_row_isnull(row, RS_SUBSCRIPTION_MAX_ATTEMPTS))
+		ereport(
+			ERROR, errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+			errmsg("deliveries_per_commit and max_attempts cannot be combined in the lease form"),
+			errdetail("A claim counts the attempts of all its rows: a handler that kills its "
+					  "process would take the rows behind it along to the dead letter."),
+			errhint("Leave out deliveries_per_commit, or max_attempts."));
 }
 
 /* How long a claim lasts: whole seconds, a shorter one rounded up. */

@@ -126,6 +126,7 @@ typedef struct RsSlot
 	int rows; /* of which this is the first */
 	TimestampTz delivery_since;
 	TimestampTz lease_until; /* as the claim stamped it; 0: no lease */
+	int lease_number;        /* of what extends it, from 1; 0: the slot's own, if anything */
 } RsSlot;
 
 /*
@@ -326,8 +327,8 @@ extern RsHeartbeat *rs_heartbeat_attach(const RsHeartbeatArgs *args);
 extern void rs_heartbeat_free(RsHeartbeat *heartbeat);
 extern void rs_lease_forget(const RsSlot *slot);
 
-/* The token of the lease that is held in this slot; 0: none. */
-extern TimestampTz rs_lease_token(const RsSlot *slot);
+/* The token of the lease of this number (0: the slot's own) that the slot holds; 0: none. */
+extern TimestampTz rs_lease_token(const RsSlot *slot, int lease_number);
 
 /* ----------------------------------------------------------------- stats.c */
 

@@ -297,6 +297,7 @@ rs_stats_delivery_begin(const RsDelivery *delivery)
 	rs_my_slot->rows = Max(delivery->rows, 1);
 	rs_my_slot->delivery_since = delivery->claimed_at;
 	rs_my_slot->lease_until = delivery->token;
+	rs_my_slot->lease_number = delivery->lease_number;
 	rs_my_slot->delivering = true;
 	end_change(rs_my_slot);
 }
@@ -498,8 +499,8 @@ rs_sql_workers(PG_FUNCTION_ARGS)
 			values[5] = Int64GetDatum(slot.attempt);
 			values[6] = TimestampTzGetDatum(slot.delivery_since);
 			/* Perhaps extended since the claim. */
-			values[7] =
-				TimestampTzGetDatum(Max(slot.lease_until, rs_lease_token(&rs_shared->slot[i])));
+			values[7] = TimestampTzGetDatum(
+				Max(slot.lease_until, rs_lease_token(&rs_shared->slot[i], slot.lease_number)));
 			nulls[7] = slot.lease_until == 0;
 			values[8] = Int32GetDatum(slot.rows);
 		}

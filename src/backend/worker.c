@@ -315,6 +315,7 @@ serve(RsEngine *engine)
 		switch (deliver(engine))
 		{
 			case RS_PROGRESS_DELIVERED:
+			case RS_PROGRESS_CLAIMED:
 			case RS_PROGRESS_TRANSIENT:
 				pgstat_report_stat(false);
 				break;

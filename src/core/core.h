@@ -92,7 +92,8 @@
 	X(RS_STEP_SETTLE, "SETTLE")                                                                    \
 	X(RS_STEP_COMMIT, "COMMIT")                                                                    \
 	X(RS_STEP_UNLOCK, "UNLOCK")                                                                    \
-	X(RS_STEP_LEASE_LOST, "LEASE LOST")
+	X(RS_STEP_LEASE_LOST, "LEASE LOST")                                                            \
+	X(RS_STEP_UNCLAIM, "UNCLAIM")
 
 #define RS_ENUM_MEMBER(symbol, word) symbol,
 
@@ -330,6 +331,9 @@ extern bool rs_key_column(const char *lock_key, int n, const char **start, size_
 	X(RS_OP_ACK, "ack")             /* end the row: delete it, or mark it processed */             \
 	X(RS_OP_RETRY, "retry")                                                                        \
 	X(RS_OP_RELEASE, "release") /* lease: a retry, its attempt being counted already */            \
+	X(RS_OP_UNCLAIM, "unclaim") /* lease: undo the claim of these, each while its token holds */   \
+	X(RS_OP_LEASED_ROW, "leased_row") /* one that is leased, as a claim returns it */              \
+	X(RS_OP_LEASED_PAYLOAD, "leased_payload")                                                      \
 	X(RS_OP_RETRY_AFTER, "retry_after")                                                            \
 	X(RS_OP_MOVE_GROUP, "move_group")                                                              \
 	X(RS_OP_MOVE_TABLE, "move_table")                                                              \
@@ -384,6 +388,7 @@ extern const char *rs_operation_word(rs_operation operation);
 	X(RS_PARAM_ORIGIN, "origin")                 /* headers of a dead letter, an object as text */ \
 	X(RS_PARAM_ORIGIN_HEADERS, "origin_headers") /* the names of all such headers, text[] */       \
 	X(RS_PARAM_IDS, "ids")                       /* an array of the id's type */                   \
+	X(RS_PARAM_TOKENS, "tokens")                 /* a token for each of these, timestamptz[] */    \
 	X(RS_PARAM_GROUPS, "groups")                 /* the group of each of these, text[] */          \
 	X(RS_PARAM_TIDS, "tids")       /* rows of a dead-letter table: their place, tid[] */           \
 	X(RS_PARAM_TABLES, "tables")   /* .. and the partition that it is in, oid[] */                 \

@@ -11,6 +11,11 @@
 
 #define TAKE(carried) TAKE_FOUND(carried) TAKE_END
 
+#define LEASED(carried)                                                                            \
+	"SELECT " CLAIMED(                                                                             \
+		carried) " FROM {table} AS ruststream_row{}" THIS_ROW READ_GROUP UNPROCESSED DUE WHERE     \
+				 " ruststream_row.{locked_until} OPERATOR(pg_catalog.>) :now"
+
 /* The head of a FIFO group is the first of its rows, be it due or not. */
 #define CLAIM_HEAD(carried)                                                                        \
 	LINE_HEAD(CLAIMED(carried) PLACE)                                                              \
@@ -317,6 +322,53 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	[RS_OP_RELEASE] = {.statements = {"UPDATE {table} AS ruststream_row SET " END_LEASE THIS_ROW
 										  GUARD},
 					   .needs = RS_ROLE_LOCKED_UNTIL},
+
+	/*
+	 * WITH ruststream_found (id) AS MATERIALIZED (
+	 *     SELECT ruststream_row."id"
+	 *     FROM ROWS FROM (pg_catalog.unnest(:ids), pg_catalog.unnest(:tokens))
+	 *             AS ruststream_held (id, token)
+	 *         CROSS JOIN "schema"."table" AS ruststream_row
+	 *     WHERE ruststream_row."id" OPERATOR(pg_catalog.=) ruststream_held.id
+	 *         AND ruststream_row."locked_until" OPERATOR(pg_catalog.=) ruststream_held.token
+	 *     FOR UPDATE OF ruststream_row SKIP LOCKED)
+	 * UPDATE "schema"."table" AS ruststream_row
+	 * SET "locked_until" = NULL,
+	 *     "attempt" = COALESCE(ruststream_row."attempt", 1) OPERATOR(pg_catalog.-) 1
+	 * FROM ruststream_found
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) ruststream_found.id
+	 *
+	 * A row that may hold one of two tokens is given twice.  Nobody is waited for.
+	 */
+	[RS_OP_UNCLAIM] =
+		{.statements =
+			 {"WITH ruststream_found (id) AS MATERIALIZED (SELECT ruststream_row.{id}"
+			  " FROM ROWS FROM (pg_catalog.unnest(:ids), pg_catalog.unnest(:tokens))"
+			  " AS ruststream_held (id, token) CROSS JOIN {table} AS ruststream_row{}" WHERE
+			  " ruststream_row.{id} OPERATOR(pg_catalog.=) ruststream_held.id" WHERE
+			  " ruststream_row.{locked_until} OPERATOR(pg_catalog.=) ruststream_held.token"
+			  " FOR UPDATE OF ruststream_row SKIP LOCKED)"
+			  " UPDATE {table} AS ruststream_row SET " END_LEASE "[attempt:, {attempt} = " ATTEMPT
+			  " OPERATOR(pg_catalog.-) 1] FROM ruststream_found"
+			  " WHERE ruststream_row.{id} OPERATOR(pg_catalog.=) ruststream_found.id"},
+		 .needs = RS_ROLE_LOCKED_UNTIL},
+
+	/*
+	 * SELECT .. as a claim does ..
+	 * FROM "schema"."table" AS ruststream_row
+	 * WHERE ruststream_row."id" OPERATOR(pg_catalog.=) :id
+	 *     AND ruststream_row."group" OPERATOR(pg_catalog.=) :group
+	 *     AND ruststream_row."processed_at" IS NULL
+	 *     AND (ruststream_row."retry_after" IS NULL
+	 *          OR ruststream_row."retry_after" OPERATOR(pg_catalog.<=) :now)
+	 *     AND ruststream_row."locked_until" OPERATOR(pg_catalog.>) :now
+	 *
+	 * Nothing is locked: whose lease it is the settlement will see.
+	 */
+	[RS_OP_LEASED_ROW] = {.statements = {LEASED("ruststream_row")}, .needs = RS_ROLE_LOCKED_UNTIL},
+	[RS_OP_LEASED_PAYLOAD] = {.statements = {LEASED("ruststream_row.{payload}")},
+							  .needs = RS_ROLE_PAYLOAD,
+							  .forms = RS_IN_FORM(RS_FORM_LEASE)},
 
 	/*
 	 * UPDATE "schema"."table" AS ruststream_row
