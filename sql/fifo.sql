@@ -255,6 +255,12 @@ CREATE INDEX ON bare (grp DESC, id);
 SELECT refused($$SELECT ruststream.subscribe('bare', 'bare', 'work_bare')$$);
 CREATE INDEX ON bare (grp, id);
 SELECT refused($$SELECT ruststream.subscribe('bare', 'bare', 'work_bare', workers => 0)$$);
+-- a row without a group is nobody's: it is not delivered, and does not count
+INSERT INTO bare VALUES (1, 'a'), (2, NULL);
+SELECT ruststream.subscribe('bare', 'bare', 'work_bare', group_name => '*', workers => 0);
+SELECT ready FROM ruststream.status WHERE subscription = 'bare';
+CALL ruststream.drain('bare');
+SELECT ready, (SELECT count(*) FROM bare) FROM ruststream.status WHERE subscription = 'bare';
 SELECT ruststream.detach_queue('bare');
 SET client_min_messages = error;
 SELECT ruststream.attach_queue('bare', 'id', group_column => 'grp', locked_until_column => 'until', fifo => true);

@@ -49,6 +49,7 @@
 	" FROM {table} AS ruststream_row{}"
 #define END_COUNT " LIMIT :limit) AS ruststream_counted"
 #define COUNT_GROUPS(which) COUNTED UNPROCESSED which " ORDER BY ruststream_row.{group}"
+#define IN_ANY WHERE " ruststream_row.{group} IS NOT NULL"
 #define BEFORE_DEAD WHERE " ruststream_row.{group} OPERATOR(pg_catalog.<) :dead_group"
 #define BEHIND_DEAD WHERE " ruststream_row.{group} OPERATOR(pg_catalog.>) :dead_group"
 
@@ -556,15 +557,16 @@ static const rs_catalogue_entry postgresql_operations[RS_OPERATION_COUNT] = {
 	[RS_OP_DEPTH] = {.statements = {COUNT COUNTED READ_GROUP UNPROCESSED CLAIM_ORDER END_COUNT}},
 
 	/*
-	 * The same of every group, each in its turn: ORDER BY ruststream_row."group";
-	 * and of every other than that of dead letters, which may be long:
+	 * The same of every group, each in its turn: WHERE ruststream_row."group" IS NOT NULL ..
+	 * ORDER BY ruststream_row."group"; and of every other than that of dead letters, which may be
+	 * long:
 	 *
 	 * .. FROM (SELECT * FROM (SELECT .. AND ruststream_row."group" OPERATOR(pg_catalog.<)
 	 * :dead_group ORDER BY ruststream_row."group" LIMIT :limit) AS ruststream_before UNION ALL
 	 * SELECT * FROM (.. OPERATOR(pg_catalog.>) ..) AS ruststream_behind LIMIT :limit) AS
 	 * ruststream_counted
 	 */
-	[RS_OP_DEPTH_ALL] = {.statements = {COUNT COUNT_GROUPS("") END_COUNT}, .lines = FIFO},
+	[RS_OP_DEPTH_ALL] = {.statements = {COUNT COUNT_GROUPS(IN_ANY) END_COUNT}, .lines = FIFO},
 	[RS_OP_DEPTH_ALIVE] = {.statements = {COUNT "SELECT * FROM (" COUNT_GROUPS(
 							   BEFORE_DEAD) " LIMIT :limit) AS ruststream_before"
 											" UNION ALL SELECT * FROM (" COUNT_GROUPS(
