@@ -16,6 +16,8 @@ my $OWNER = 'postgres';
 sub new
 {
 	my ($class, %option) = @_;
+	# Whoever calls us may have a server, and a name for its sessions, of its own.
+	delete @ENV{ grep { /^PG/ && $_ ne 'PG_CONFIG' } keys %ENV };
 	my $bin = `@{[ $ENV{PG_CONFIG} // 'pg_config' ]} --bindir 2>/dev/null`;
 	chomp $bin;
 	return unless $bin ne '' && -x "$bin/initdb";
