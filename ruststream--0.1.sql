@@ -408,8 +408,8 @@ COMMENT ON FUNCTION ruststream.wake() IS 'trigger function: wakes the queue''s i
  * In intervals a month counts as 30 days.  Errors: 42704 no such queue, 42883
  * no such function, 42P13 a function that does not fit, 42501 a right that the
  * owner lacks, 22023 a setting that makes no sense, 55000 no index serves the
- * claims, 0A000 a lease queue to be delivered transactionally above read
- * committed, or what this version does not deliver yet.
+ * claims, 42P01 no such dead-letter table, 0A000 a lease queue to be
+ * delivered transactionally above read committed.
  */
 CREATE FUNCTION ruststream.subscribe(
 	name text,

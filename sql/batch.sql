@@ -19,6 +19,7 @@ CREATE TABLE effect (n serial, did text);
 
 CREATE FUNCTION one(jobs) RETURNS ruststream.outcome LANGUAGE sql AS $$ SELECT ruststream.ack() $$;
 CREATE FUNCTION many(jobs[]) RETURNS ruststream.outcome LANGUAGE sql AS $$ SELECT ruststream.ack() $$;
+CREATE FUNCTION each(jobs[]) RETURNS ruststream.outcome[] LANGUAGE sql AS $$ SELECT array_fill(ruststream.ack(), ARRAY[cardinality($1)]) $$;
 CREATE FUNCTION payloads(jsonb[]) RETURNS ruststream.outcome LANGUAGE sql AS $$ SELECT ruststream.ack() $$;
 CREATE FUNCTION texts(jobs[]) RETURNS text[] LANGUAGE sql AS $$ SELECT ARRAY['ack'] $$;
 CREATE FUNCTION second(jobs[], text) RETURNS void LANGUAGE sql AS '';
@@ -47,6 +48,7 @@ LANGUAGE sql AS $$ SELECT rs_batch.answer('ruststream.subscribe(''x'', ''jobs'',
 \pset tuples_only on
 SELECT arguments || ': ' || subscribing(arguments) FROM unnest(ARRAY[
 	$$'many'$$,
+	$$'each'$$,
 	$$'one', batch_size => 10$$,
 	$$'payloads', batch_size => 10$$,
 	$$'texts', batch_size => 10$$,

@@ -90,8 +90,6 @@ examine_input(Oid type, const RsQueue *queue, RsHandler *handler)
 		handler->input = RS_INPUT_ROW;
 	else if (payload_fits(queue->type[RS_ROLE_PAYLOAD], type))
 		handler->input = RS_INPUT_PAYLOAD;
-	else if (type == get_array_type(queue->row_type))
-		return pstrdup("It takes a batch of rows: say in batch_size how many at most.");
 	else if (is_document_type(type) && queue->attnum[RS_ROLE_PAYLOAD] == InvalidAttrNumber)
 		return pstrdup("It takes a payload, but the queue has no payload column.");
 	else
@@ -151,6 +149,8 @@ examine(HeapTuple tuple, const RsHandlerUse *use, RsHandler *handler)
 		return pstrdup("It returns a set.");
 	if (OidIsValid(proc->provariadic))
 		return pstrdup("It is variadic.");
+	if (!use->batch && inputs > 0 && arguments[0] == get_array_type(queue->row_type))
+		return pstrdup("It takes a batch of rows: say in batch_size how many at most.");
 	if (!is_outcome_type(returned, use->batch) && returned != VOIDOID)
 		return psprintf("It returns %s.", format_type_be(returned));
 	/* An INOUT argument for the outcome takes nothing from us. */

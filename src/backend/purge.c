@@ -61,7 +61,8 @@ rs_sql_purge(PG_FUNCTION_ARGS)
 		ereport(ERROR, errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				errmsg("queue %s keeps no processed rows", rs_relation_label(relid)),
 				errdetail("It has no processed_at column: a row that has been processed is "
-						  "deleted."));
+						  "deleted."),
+				errhint("Give the table such a column, and attach it with processed_at_column."));
 
 	rs_values_init(&work.values);
 	rs_value_set(&work.values, RS_PARAM_UNTIL, TimestampTzGetDatum(GetCurrentTimestamp() - age), 0);

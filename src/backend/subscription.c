@@ -122,10 +122,17 @@ set_dead_letter(text *dead_letter, RsRow *row)
 		rs_row_set(row, RS_SUBSCRIPTION_DEAD_LETTER_GROUP, PointerGetDatum(dead_letter));
 	else
 	{
-		RangeVar *table = makeRangeVarFromNameList(textToQualifiedNameList(dead_letter));
+		RangeVar *name = makeRangeVarFromNameList(textToQualifiedNameList(dead_letter));
+		Oid table = RangeVarGetRelid(name, NoLock, true);
 
-		rs_row_set(row, RS_SUBSCRIPTION_DEAD_LETTER_TABLE,
-				   ObjectIdGetDatum(RangeVarGetRelid(table, NoLock, false)));
+		if (!OidIsValid(table))
+			ereport(ERROR, errcode(ERRCODE_UNDEFINED_TABLE),
+					errmsg("dead_letter is not a table: \"%s\" does not exist",
+						   text_to_cstring(dead_letter)),
+					errhint("The queue has no groups, so dead_letter names a table: make it with "
+							"CREATE TABLE .. (LIKE %s).",
+							rs_relation_label(queue)));
+		rs_row_set(row, RS_SUBSCRIPTION_DEAD_LETTER_TABLE, ObjectIdGetDatum(table));
 	}
 }
 
