@@ -179,6 +179,19 @@ SELECT fill_hopeless();
 CALL ruststream.drain('groups', 300);
 SELECT last_value, (SELECT count(*) FROM groups WHERE group_name = 'x') AS left_there, (SELECT count(*) FROM groups) FROM tries;
 CALL ruststream.drain('groups');
+
+-- a row that cannot be settled holds up its own line, and not those whose commit it would
+-- share, however many others there are in between
+CREATE FUNCTION stuck() RETURNS trigger
+LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'stuck'; END $$;
+CREATE TRIGGER stuck BEFORE DELETE ON groups FOR EACH ROW WHEN (OLD.payload->>'job' = 'stuck') EXECUTE FUNCTION stuck();
+SELECT ruststream.subscribe('groups', 'groups', 'hopeless', workers => 0, group_name => '*', deliveries_per_commit => 10, max_commit_wait => '60 s', retry_delay => '1 hour');
+SELECT count(add('groups', 'y' || i % 40, CASE WHEN i = 5 THEN 'stuck' ELSE i::text END)) FROM generate_series(0, 1199) AS i;
+CALL ruststream.drain('groups', 600);
+SELECT group_name, count(*) FROM groups GROUP BY 1 HAVING count(*) > 20;
+SELECT attempt, count(*) FROM groups GROUP BY 1 ORDER BY 1;
+DROP TRIGGER stuck ON groups;
+DELETE FROM groups;
 RESET client_min_messages;
 
 -- at the levels that keep a snapshot a commit has one row of one line

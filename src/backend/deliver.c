@@ -495,6 +495,8 @@ rs_deliver(RsEngine *engine)
 
 	if (lost)
 		progress = work->batch != NULL ? rs_recover_batch(work) : rs_recover(work);
+	if (progress == RS_PROGRESS_TRANSIENT)
+		rs_lines_again(engine);
 	if (progress == RS_PROGRESS_DELIVERED && work->sharing == 0 && engine->alone > 0)
 		engine->alone--;
 	rs_stats_delivery_end();

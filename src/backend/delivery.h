@@ -167,6 +167,9 @@ extern int rs_claim_lines(RsEngine *engine, RsDelivery *deliveries, int limit);
  */
 extern bool rs_lines_candidate(RsEngine *engine, RsCandidate *candidate);
 
+/* The last claim was rolled back: its lines come first in the next ones. */
+extern void rs_lines_again(RsEngine *engine);
+
 /* What is known of the lines is of no use any more. */
 extern void rs_lines_forget(RsEngine *engine);
 

@@ -30,6 +30,11 @@
  * Only where all of these come to nothing the walk goes all the way around, once
  * for each time that the worker has nothing to do.
  *
+ * Before all that come the lines whose rows were claimed and rolled back, as the
+ * first rows of any other queue would: who is at fault among rows that share a
+ * commit is found as they are tried in smaller numbers, and not where the next
+ * ones are always others.
+ *
  *-------------------------------------------------------------------------
  */
 #include "postgres.h"
@@ -60,10 +65,18 @@ typedef struct Line
 	Datum value;
 } Line;
 
+/* Lines to be looked at, and how far that has come; a portion fits in. */
+typedef struct LineList
+{
+	MemoryContext context;
+	int next;
+	int count;
+	Line line[RS_MAX_GUARDS];
+} LineList;
+
 struct RsLines
 {
 	MemoryContext context;
-	MemoryContext portion_context; /* of what the walk has ahead */
 	MemoryContext cursor_context;
 	Oid type;
 	int16 length;
@@ -72,16 +85,27 @@ struct RsLines
 	/* The walk: the last line it has seen (none: it begins), and what it has ahead. */
 	bool has_cursor;
 	Datum cursor;
-	int ahead;
-	int count;
-	Line portion[PORTION + 1];
+	LineList *ahead;
 	int rest;
 
 	/* The lines that were served last, and whose turn it is. */
 	int known_count;
 	int turn;
 	Line known[KNOWN];
+
+	/* The lines of the last claim, and those that are claimed from again first. */
+	LineList *claimed;
+	LineList *again;
 };
+
+static LineList *
+make_list(MemoryContext parent)
+{
+	LineList *list = MemoryContextAllocZero(parent, sizeof(LineList));
+
+	list->context = AllocSetContextCreate(parent, "ruststream list", ALLOCSET_SMALL_SIZES);
+	return list;
+}
 
 static RsLines *
 lines_of(RsEngine *engine)
@@ -96,10 +120,11 @@ lines_of(RsEngine *engine)
 	lines = MemoryContextAllocZero(engine->context, sizeof(RsLines));
 	lines->context =
 		AllocSetContextCreate(engine->context, "ruststream lines", ALLOCSET_SMALL_SIZES);
-	lines->portion_context =
-		AllocSetContextCreate(lines->context, "ruststream portion", ALLOCSET_SMALL_SIZES);
 	lines->cursor_context =
 		AllocSetContextCreate(lines->context, "ruststream cursor", ALLOCSET_SMALL_SIZES);
+	lines->ahead = make_list(lines->context);
+	lines->claimed = make_list(lines->context);
+	lines->again = make_list(lines->context);
 	lines->type = queue->type[role];
 	get_typlenbyval(lines->type, &lines->length, &lines->byval);
 	engine->lines = lines;
@@ -126,6 +151,19 @@ copy_line(const RsLines *lines, const Line *line, MemoryContext context)
 		copy.value = datumCopy(line->value, lines->byval, lines->length);
 	MemoryContextSwitchTo(save);
 	return copy;
+}
+
+static void
+empty_list(LineList *list)
+{
+	list->next = list->count = 0;
+	MemoryContextReset(list->context);
+}
+
+static void
+add_line(const RsLines *lines, LineList *list, const Line *line)
+{
+	list->line[list->count++] = copy_line(lines, line, list->context);
 }
 
 /* ------------------------------------------------------------ lines served last */
@@ -314,14 +352,13 @@ walk_on(RsEngine *engine)
 	TimestampTz now;
 	int found;
 
-	MemoryContextReset(lines->portion_context);
-	lines->ahead = lines->count = 0;
+	empty_list(lines->ahead);
 	rs_claim_values(engine, PORTION, &values);
 	now = DatumGetTimestampTz(values.value[RS_PARAM_NOW]);
 	if (!begins)
 		rs_value_set(&values, rs_line_parameter(table), lines->cursor, 0);
 	else if (rs_table_lines(table) == RS_LINES_PARTITION_KEY)
-		lines->portion[lines->count++] = (Line){.isnull = true};
+		add_line(lines, lines->ahead, &(Line){.isnull = true});
 
 	found = (int) rs_query(engine->plans, begins ? RS_OP_LINES : RS_OP_LINES_BEHIND, &values);
 	for (int i = 0; i < found; i++)
@@ -341,7 +378,7 @@ walk_on(RsEngine *engine)
 		if (due > now)
 			note_due(engine, due);
 		else if (!is_of_dead_letters(engine->subscription, line.value))
-			lines->portion[lines->count++] = copy_line(lines, &line, lines->portion_context);
+			add_line(lines, lines->ahead, &line);
 		if (!lines->byval)
 			pfree(DatumGetPointer(line.value));
 	}
@@ -366,6 +403,7 @@ typedef struct Search
 static bool
 try_line(Search *search, const Line *line)
 {
+	RsLines *lines = lines_of(search->engine);
 	int found;
 
 	if (search->candidate != NULL)
@@ -374,20 +412,22 @@ try_line(Search *search, const Line *line)
 		found = claim_line(search->engine, line, &search->deliveries[search->found],
 						   search->limit - search->found);
 	search->found += found;
+	if (found > 0 && search->candidate == NULL)
+		add_line(lines, lines->claimed, line);
 	return found > 0;
 }
 
-/* The lines that the walk has ahead. */
+/* The lines of a list, in their order. */
 static void
-try_ahead(Search *search)
+try_list(Search *search, LineList *list, bool remembers)
 {
 	RsLines *lines = lines_of(search->engine);
 
-	while (search->found < search->limit && lines->ahead < lines->count)
+	while (search->found < search->limit && list->next < list->count)
 	{
-		const Line *line = &lines->portion[lines->ahead++];
+		const Line *line = &list->line[list->next++];
 
-		if (try_line(search, line))
+		if (try_line(search, line) && remembers)
 			remember_line(lines, line);
 	}
 }
@@ -423,7 +463,7 @@ try_lines(Search *search)
 	RsLines *lines = lines_of(engine);
 	bool whole = false;
 
-	try_ahead(search);
+	try_list(search, lines->ahead, true);
 	if (search->found > 0)
 		return;
 
@@ -435,7 +475,7 @@ try_lines(Search *search)
 		bool begins = !lines->has_cursor;
 
 		whole = walk_on(engine) && begins;
-		try_ahead(search);
+		try_list(search, lines->ahead, true);
 		lines->rest = search->found > 0 ? 0 : REST;
 	}
 	if (search->found == 0)
@@ -450,7 +490,7 @@ try_lines(Search *search)
 	{
 		CHECK_FOR_INTERRUPTS();
 		whole = walk_on(engine);
-		try_ahead(search);
+		try_list(search, lines->ahead, true);
 	} while (search->found == 0 && !whole);
 }
 
@@ -532,14 +572,35 @@ rs_claim_lines(RsEngine *engine, RsDelivery *deliveries, int limit)
 	/* To renew the snapshot is to give back what was claimed before. */
 	if (IsolationUsesXactSnapshot())
 		search.limit = Min(limit, 1);
-	if (!engine->subscription->every_group)
+	empty_list(lines->claimed);
+	try_list(&search, lines->again, false);
+	if (search.found > 0)
+		engine->is_alone = false;
+	else if (!engine->subscription->every_group)
 		search_keys(&search);
 	else
 	{
 		try_lines(&search);
-		engine->is_alone = lines->ahead == lines->count;
+		engine->is_alone = lines->ahead->next == lines->ahead->count;
 	}
 	return search.found;
+}
+
+void
+rs_lines_again(RsEngine *engine)
+{
+	RsLines *lines = engine->lines;
+	LineList *list;
+
+	if (lines == NULL || lines->claimed->count == 0)
+		return;
+	list = lines->again;
+	/* Behind them those that were to come anyhow; what finds no room waits for its turn. */
+	for (int i = list->next; i < list->count && lines->claimed->count < RS_MAX_GUARDS; i++)
+		add_line(lines, lines->claimed, &list->line[i]);
+	lines->again = lines->claimed;
+	lines->claimed = list;
+	empty_list(list);
 }
 
 bool
