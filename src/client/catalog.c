@@ -176,7 +176,7 @@ typedef struct writing
 	rs_catalog_statement insert;
 	rs_value values[24];
 	int count;
-	const char *statements[2]; /* further ones, to be executed first */
+	const char *statements[RS_INDEX_COUNT]; /* further ones, to be executed first */
 } writing;
 
 /* An update, and where it finds nothing, an insert: the same SQL everywhere. */
@@ -228,12 +228,14 @@ static ruststream_code
 describe_bound(ruststream *handle, rs_plan *plan, const ruststream_queue *queue)
 {
 	writing row = {.update = RS_CATALOG_QUEUE_UPDATE, .insert = RS_CATALOG_QUEUE_INSERT};
-	const char *missing[2] = {rs_missing_index(plan, false), rs_missing_index(plan, true)};
+	const char *missing[RS_INDEX_COUNT];
 	ruststream_code code;
 
+	for (int i = 0; i < RS_INDEX_COUNT; i++)
+		missing[i] = rs_missing_index(plan, (rs_index) i);
 	if (plan->arena->is_exhausted)
 		return rs_no_memory(handle);
-	for (int i = 0; i < 2 && queue->create_index; i++)
+	for (int i = 0; i < RS_INDEX_COUNT && queue->create_index; i++)
 		row.statements[i] = missing[i];
 	for (int role = 0; role < RS_ROLE_COUNT; role++)
 		row.values[row.count++] = rs_value_of_text(plan->table.column[role]);
@@ -244,7 +246,7 @@ describe_bound(ruststream *handle, rs_plan *plan, const ruststream_queue *queue)
 	row.values[row.count++] =
 		rs_value_of_text(plan->look.full_name != NULL ? plan->look.full_name : plan->table.name);
 	code = change_at_once(handle, write_row, &row);
-	for (int i = 0; i < 2 && code == RUSTSTREAM_OK; i++)
+	for (int i = 0; i < RS_INDEX_COUNT && code == RUSTSTREAM_OK; i++)
 	{
 		if (missing[i] != NULL)
 			rs_tell(handle, "%s: %s",

@@ -159,7 +159,7 @@ extern ruststream_code rs_bind_subscription(ruststream *handle, rs_plan *plan,
 											const rs_subscription *subscription);
 
 /* The statement that makes a missing index, in the arena; NULL where none is missing. */
-extern const char *rs_missing_index(rs_plan *plan, bool of_leases);
+extern const char *rs_missing_index(rs_plan *plan, rs_index index);
 
 /* How many statements an operation has here, and one of them; NULL: out of memory. */
 extern int rs_plan_count(const rs_plan *plan, rs_operation operation);

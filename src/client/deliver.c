@@ -203,6 +203,17 @@ claim(rs_work *work)
 
 /* ----------------------------------------------------------------- ending */
 
+/* A handler may have released what it is delivered under. */
+static bool
+holds_keys(rs_work *work)
+{
+	rs_session *session = work->worker->handle->session;
+
+	return work->key == NULL ||
+		   (session->driver->key_is_held(session, work->key) &&
+			(work->partition == NULL || session->driver->key_is_held(session, work->partition)));
+}
+
 /* One step of what remains after the handler. */
 static rs_result
 take_step(rs_work *work, rs_step step, const rs_settlement *settlement, bool *lost)
@@ -237,7 +248,7 @@ take_step(rs_work *work, rs_step step, const rs_settlement *settlement, bool *lo
 			return rs_record_failure(work);
 		case RS_STEP_COMMIT:
 			RS_FAILPOINT("before_commit");
-			if (work->key != NULL && !session->driver->key_is_held(session, work->key))
+			if (!holds_keys(work))
 			{
 				*lost = true;
 				return RS_FAILED;
@@ -431,11 +442,12 @@ typedef struct candidates
 	int count;
 	rs_value ids[MAX_CANDIDATES];
 	const char *keys[MAX_CANDIDATES];
-	const char *partitions[MAX_CANDIDATES];
-	bool refused[MAX_CANDIDATES]; /* what it needs was locked elsewhere */
+	rs_value lines[MAX_CANDIDATES];         /* the partition keys .. */
+	const char *partitions[MAX_CANDIDATES]; /* .. and what is to be locked for them */
+	bool refused[MAX_CANDIDATES];           /* what it needs was locked elsewhere */
 } candidates;
 
-/* id, key, and what of the partition key is to be locked beside it. */
+/* id, key, and the partition key. */
 static bool
 keep_candidate(void *arg, const rs_value *columns, int count)
 {
@@ -449,6 +461,7 @@ keep_candidate(void *arg, const rs_value *columns, int count)
 		return false;
 	found->ids[n] = rs_copy_value(arena, &columns[0]);
 	found->keys[n] = key.kind == RS_NULL ? "" : key.text;
+	found->lines[n] = count > 2 ? rs_copy_value(arena, &columns[2]) : RS_VALUE_NULL;
 	found->partitions[n] = NULL;
 	if (count > 2 && columns[2].kind == RS_INTEGER)
 		found->partitions[n] = rs_print(arena, "%s.%s:key:%lld", table->schema, table->name,
@@ -503,7 +516,7 @@ lock_keys(rs_work *work, const char *key, const char *partition, bool *locked)
 
 /* Take the row whose key is locked, unless it has been settled meanwhile. */
 static rs_result
-take(rs_work *work, const rs_value *id)
+take(rs_work *work, const rs_value *id, const rs_value *line)
 {
 	ruststream_worker *worker = work->worker;
 	rs_session *session = worker->handle->session;
@@ -521,6 +534,7 @@ take(rs_work *work, const rs_value *id)
 	values[RS_PARAM_NOW] = rs_value_of_text(now_text);
 	values[RS_PARAM_GROUP] = rs_value_of_text(worker->plan.subscription.group_name);
 	values[RS_PARAM_KEY] = rs_value_of_text(work->key);
+	values[RS_PARAM_PARTITION_KEY] = *line;
 	for (int i = 0; i < rs_plan_count(&worker->plan, operation) && result == RS_DONE; i++)
 		result = rs_plan_run(session, &worker->plan, operation, i, values, keep_row, work, NULL);
 	/* Where the row is returned by one statement and changed by another. */
@@ -588,7 +602,7 @@ deliver_advisory(rs_work *work)
 		if (result == RS_DONE)
 		{
 			RS_FAILPOINT("after_lock");
-			result = take(work, &found.ids[i]);
+			result = take(work, &found.ids[i], &found.lines[i]);
 		}
 		if (result != RS_DONE)
 			return fail(work, result);

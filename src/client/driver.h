@@ -162,11 +162,10 @@ typedef struct rs_look
 	bool only;             /* a plain table: rows of tables that inherit from it are not its */
 	rs_column *columns;
 	int column_count;
-	bool id_is_unique;       /* by itself, always: no partial or deferred index */
-	const char *claim_index; /* its name, where claims are to be made to use it; or NULL */
-	bool has_claim_index;    /* an index that serves rs_index_columns */
-	bool has_lease_index;    /* one on the lease's column, or none is needed */
-	bool payload_is_bytes;   /* bytes, not text, are what its column stores */
+	bool id_is_unique;              /* by itself, always: no partial or deferred index */
+	const char *claim_index;        /* its name, where claims are to be made to use it; or NULL */
+	bool has_index[RS_INDEX_COUNT]; /* one that serves, where it is needed */
+	bool payload_is_bytes;          /* bytes, not text, are what its column stores */
 } rs_look;
 
 typedef struct rs_arena rs_arena; /* arena.c */
@@ -271,7 +270,7 @@ typedef struct rs_driver
 
 	/*
 	 * The same for candidates of the advisory lock form, values[] with now, group and limit: id,
-	 * key, and what is to be locked beside it.  NULL: the one statement of RS_OP_CANDIDATES.
+	 * key, and the partition key.  NULL: the one statement of RS_OP_CANDIDATES.
 	 */
 	rs_result (*candidates)(rs_session *session, struct rs_plan *plan, rs_value *values,
 							rs_row_callback row, void *arg);

@@ -209,7 +209,7 @@ judge_index(index_list *list)
 		list->claim_index_and_key = rs_copy(at->arena, list->name);
 	if (lease != NULL && list->is_plain && list->columns[0] != NULL &&
 		strcasecmp(list->columns[0], lease) == 0)
-		at->look->has_lease_index = true;
+		at->look->has_index[RS_INDEX_LEASE] = true;
 }
 
 /* name, is unique, column, is whole and ascending; index by index, in the order of their columns */
@@ -251,7 +251,7 @@ look_at_indexes(rs_session *base, looking *at)
 			list.wanted[list.wanted_count++] = table->column[order[i]];
 	}
 	/* Only the claims of partition keys ask which rows are leased. */
-	at->look->has_lease_index = table->column[RS_ROLE_PARTITION_KEY] == NULL;
+	at->look->has_index[RS_INDEX_LEASE] = table->column[RS_ROLE_PARTITION_KEY] == NULL;
 	result = ask(base,
 				 "SELECT INDEX_NAME, NON_UNIQUE = 0, COLUMN_NAME,"
 				 " SUB_PART IS NULL AND COLLATION = 'A' AND INDEX_TYPE = 'BTREE'"
@@ -263,7 +263,7 @@ look_at_indexes(rs_session *base, looking *at)
 	at->look->claim_index = list.claim_index;
 	if (list.claim_index == NULL && list.id_is_primary_key)
 		at->look->claim_index = list.claim_index_and_key;
-	at->look->has_claim_index = at->look->claim_index != NULL;
+	at->look->has_index[RS_INDEX_CLAIM] = at->look->claim_index != NULL;
 	return result;
 }
 

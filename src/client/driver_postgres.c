@@ -578,6 +578,7 @@ const rs_driver rs_postgres_driver = {
 	.format_time = rs_postgres_format_time,
 	.parse_time = rs_time_parse,
 	.claim = rs_postgres_claim,
+	.candidates = rs_postgres_candidates,
 	.lock_key = rs_postgres_lock_key,
 	.unlock_key = rs_postgres_unlock_key,
 	.key_is_held = rs_postgres_key_is_held,

@@ -64,9 +64,7 @@ enum
 	RS_SLOT_UNLOCK,
 	RS_SLOT_IS_HELD,
 	RS_SLOT_GUARD,
-	RS_SLOT_HEAD,
-	RS_SLOT_LOOSE,
-	RS_SLOT_KEY
+	RS_SLOT_TRY_KEY
 };
 
 typedef struct rs_postgres_session
@@ -91,12 +89,9 @@ typedef struct rs_postgres_session
 	bool has_now;                   /* the clock was read along with the last statement */
 	int64_t now;
 
-	/* The statements of lines (driver_postgres_claim.c), until the plan goes; NULL: not yet made.
-	 */
+	/* Where the walk over the partition keys has come to; NULL: it begins. */
 	rs_arena line_arena;
-	const char *head;
-	const char *loose;
-	const char *key;
+	rs_value line;
 
 	/* Of the row that was claimed last: the types of what a handler is given. */
 	Oid id_type;
@@ -160,6 +155,8 @@ extern void rs_postgres_format_time(int64_t time, bool is_token, char buffer[RS_
 
 extern rs_result rs_postgres_claim(rs_session *base, struct rs_plan *plan, rs_value *values,
 								   rs_row_callback row, void *arg);
+extern rs_result rs_postgres_candidates(rs_session *base, struct rs_plan *plan, rs_value *values,
+										rs_row_callback row, void *arg);
 
 /* ----------------------------------------------------- driver_postgres_text.c */
 

@@ -258,9 +258,6 @@ rs_postgres_check_plan(rs_session *base, const struct rs_plan *plan, const char 
 						  ? "Answer an outcome instead, or subscribe without a transaction."
 						  : "It would give up the row's lock; use the lease form, or leave it out.",
 					  "the handler begins or ends a transaction, but works inside its delivery's");
-	if (form == RS_FORM_ADVISORY_LOCK && table->column[RS_ROLE_PARTITION_KEY] != NULL)
-		return refuse(base, "Put the partition key's column into the lock key instead.",
-					  "a partition key cannot be combined with a lock key here");
 	if (form == RS_FORM_ROW_LOCK && sees_one_snapshot)
 		*warning =
 			"above \"read committed\" claims and settlements that meet fail with serialization "

@@ -300,8 +300,7 @@ rs_postgres_send(rs_postgres_session *session, const char *text, int slot, int c
 static bool
 is_claim(int slot)
 {
-	return (slot >= RS_SLOT(RS_OP_CLAIM_ROW, 0) && slot < RS_SLOT(RS_OP_NEXT_DUE, 0)) ||
-		   slot == RS_SLOT_HEAD || slot == RS_SLOT_LOOSE;
+	return (slot >= RS_SLOT(RS_OP_CLAIM_ROW, 0) && slot < RS_SLOT(RS_OP_NEXT_DUE, 0));
 }
 
 static bool
@@ -389,7 +388,7 @@ rs_postgres_forget_statements(rs_session *base)
 		session->kept[i].text = NULL;
 	}
 	session->listens_for = NULL;
-	session->head = session->loose = session->key = NULL;
+	session->line = RS_VALUE_NULL;
 	rs_arena_free(&session->line_arena);
 	if (session->statements == session->forgotten || session->loses_statements ||
 		PQtransactionStatus(session->connection) != PQTRANS_IDLE)

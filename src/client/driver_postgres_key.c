@@ -48,8 +48,13 @@ ask(rs_postgres_session *session, const char *text, int slot, const char *key, b
 rs_result
 rs_postgres_lock_key(rs_session *base, const char *key, bool *locked)
 {
-	return ask(rs_postgres_of(base), "SELECT pg_catalog.pg_try_advisory_lock(" HASH ")",
-			   RS_SLOT_LOCK, key, locked);
+	rs_postgres_session *session = rs_postgres_of(base);
+	rs_result result =
+		ask(session, "SELECT pg_catalog.pg_try_advisory_lock(" HASH ")", RS_SLOT_LOCK, key, locked);
+
+	if (*locked)
+		session->lost_a_key = false;
+	return result;
 }
 
 /* A key that is not held any more is not released: the server would warn of it. */
@@ -66,7 +71,6 @@ rs_postgres_unlock_key(rs_session *base, const char *key)
 	else
 		(void) ask(session, "SELECT pg_catalog.pg_advisory_unlock(" HASH ")", RS_SLOT_UNLOCK, key,
 				   &unlocked);
-	session->lost_a_key = false;
 }
 
 bool
@@ -77,7 +81,7 @@ rs_postgres_key_is_held(rs_session *base, const char *key)
 
 	if (ask(session, "SELECT " IS_HELD, RS_SLOT_IS_HELD, key, &held) != RS_DONE)
 		held = false;
-	session->lost_a_key = !held;
+	session->lost_a_key |= !held;
 	return held;
 }
 

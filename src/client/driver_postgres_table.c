@@ -23,6 +23,7 @@ typedef struct looking
 	char oid[16];
 	char kind;
 	int room;
+	bool answer; /* of a question */
 	rs_result result;
 } looking;
 
@@ -262,34 +263,40 @@ keep_column(void *arg, const rs_value *values, int count)
 	" AND a.attnum OPERATOR(pg_catalog.=) i.indkey[n]"                                             \
 	" AND a.attcollation OPERATOR(pg_catalog.=) i.indcollation[n]"                                 \
 	" AND (a.attname OPERATOR(pg_catalog.=) $3 OR i.indoption[n] OPERATOR(pg_catalog.=)"           \
-	" CASE WHEN a.attname OPERATOR(pg_catalog.=) $4 THEN 0 ELSE 2 END)"                            \
+	" CASE WHEN a.attname OPERATOR(pg_catalog.=) ANY ($4::pg_catalog.text[]) THEN 2 ELSE 0 END)"   \
 	" ORDER BY n)"
 
-/* $1 the table, $2 the keys, $3 the group, $4 the id, $5 processed_at */
-#define SERVES_CLAIMS                                                                              \
+/*
+ * $1 the table, $2 the keys, $3 the group, $4 those of them that have NULL first, $5 the column of
+ * the condition, and $6 how that is
+ */
+#define IS_THERE                                                                                   \
 	"SELECT EXISTS (SELECT 1" INDEXES " AND " KEY_NAMES                                            \
 	" OPERATOR(pg_catalog.=) $2::pg_catalog.text[]"                                                \
 	" AND CASE WHEN $5::pg_catalog.text IS NULL THEN i.indpred IS NULL"                            \
 	" ELSE pg_catalog.pg_get_expr(i.indpred, i.indrelid) OPERATOR(pg_catalog.=)"                   \
-	" pg_catalog.format('(%I IS NULL)', $5) END),"                                                 \
-	" EXISTS (SELECT 1" INDEXES " AND i.indisunique AND i.indimmediate AND i.indpred IS NULL"      \
+	" pg_catalog.format($6::pg_catalog.text, $5::pg_catalog.text) END)"
+
+/* $1 the table, $2 the id */
+#define IS_UNIQUE                                                                                  \
+	"SELECT EXISTS (SELECT 1" INDEXES                                                              \
+	" AND i.indisunique AND i.indimmediate AND i.indpred IS NULL"                                  \
 	" AND i.indnkeyatts OPERATOR(pg_catalog.=) 1"                                                  \
 	" AND (SELECT a.attname FROM pg_catalog.pg_attribute AS a"                                     \
 	" WHERE a.attrelid OPERATOR(pg_catalog.=) i.indrelid"                                          \
-	" AND a.attnum OPERATOR(pg_catalog.=) i.indkey[0]) OPERATOR(pg_catalog.=) $4)"
+	" AND a.attnum OPERATOR(pg_catalog.=) i.indkey[0]) OPERATOR(pg_catalog.=) $2)"
 
 static bool
-keep_indexes(void *arg, const rs_value *values, int count)
+keep_answer(void *arg, const rs_value *values, int count)
 {
 	looking *at = arg;
 
 	(void) count;
-	at->look->has_claim_index = values[0].integer != 0;
-	at->look->id_is_unique = values[1].integer != 0;
+	at->answer = values[0].integer != 0;
 	return false;
 }
 
-/* The claim's columns as an array, which is how its text is read. */
+/* The columns as an array, which is how its text is read. */
 static char *
 array_of(looking *at, const rs_role *roles, int count)
 {
@@ -315,20 +322,49 @@ array_of(looking *at, const rs_role *roles, int count)
 }
 
 static rs_result
-look_at_indexes(looking *at)
+look_for_index(looking *at, rs_index index)
 {
-	const rs_table *table = at->table;
+	const char *const *column = at->table->column;
 	rs_role roles[RS_ROLE_COUNT];
-	int count = rs_index_columns(table, RS_INDEX_CLAIM, roles);
+	rs_role nulls_first[RS_ROLE_COUNT];
+	int count = rs_index_columns(at->table, index, roles);
+	int nulls_first_count = 0;
+	rs_result result;
+
+	for (int i = 0; i < count; i++)
+	{
+		if (roles[i] == RS_ROLE_PRIORITY || roles[i] == RS_ROLE_RETRY_AFTER)
+			nulls_first[nulls_first_count++] = roles[i];
+	}
 	const rs_value values[] = {
 		rs_value_of_text(at->oid),
 		rs_value_of_text(array_of(at, roles, count)),
-		rs_value_of_text(table->column[RS_ROLE_GROUP] != NULL ? table->column[RS_ROLE_GROUP] : ""),
-		rs_value_of_text(table->column[RS_ROLE_ID]),
-		rs_value_of_text(table->column[RS_ROLE_PROCESSED_AT]),
+		rs_value_of_text(column[RS_ROLE_GROUP] != NULL ? column[RS_ROLE_GROUP] : ""),
+		rs_value_of_text(array_of(at, nulls_first, nulls_first_count)),
+		rs_value_of_text(
+			column[index == RS_INDEX_LEASE ? RS_ROLE_LOCKED_UNTIL : RS_ROLE_PROCESSED_AT]),
+		rs_value_of_text(index == RS_INDEX_LEASE ? "(%I IS NOT NULL)" : "(%I IS NULL)"),
 	};
 
-	return ask(at, SERVES_CLAIMS, values, 5, keep_indexes);
+	result = ask(at, IS_THERE, values, 6, keep_answer);
+	at->look->has_index[index] = at->answer;
+	return result;
+}
+
+static rs_result
+look_at_indexes(looking *at)
+{
+	const rs_value id[] = {rs_value_of_text(at->oid),
+						   rs_value_of_text(at->table->column[RS_ROLE_ID])};
+	rs_result result = ask(at, IS_UNIQUE, id, 2, keep_answer);
+
+	at->look->id_is_unique = at->answer;
+	for (int i = 0; i < RS_INDEX_COUNT && result == RS_DONE; i++)
+	{
+		if (rs_index_is_needed(RS_DIALECT_POSTGRESQL, at->table, (rs_index) i))
+			result = look_for_index(at, (rs_index) i);
+	}
+	return result;
 }
 
 /* --------------------------------------------------------------- the table */
@@ -363,7 +399,6 @@ rs_postgres_look(rs_session *base, const rs_table *table, rs_arena *arena, rs_lo
 	rs_result result;
 
 	memset(look, 0, sizeof(*look));
-	look->has_lease_index = true;
 	result = ask(&at, TABLE, &value, 1, keep_table);
 	if (result != RS_DONE)
 		return result;

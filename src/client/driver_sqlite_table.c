@@ -206,9 +206,9 @@ judge_index(void *arg, const rs_value *values, int count)
 	/* Rows that are processed have to be left out, or they pile up in front. */
 	if (serves_claims(list, &columns) &&
 		(processed != NULL ? is_partial && has_condition(sql, processed) : !is_partial))
-		at->look->has_claim_index = true;
+		at->look->has_index[RS_INDEX_CLAIM] = true;
 	if (lease != NULL && columns.names[0] != NULL && sqlite3_stricmp(columns.names[0], lease) == 0)
-		at->look->has_lease_index = true;
+		at->look->has_index[RS_INDEX_LEASE] = true;
 	return true;
 }
 
@@ -222,8 +222,8 @@ look_at_indexes(rs_session *base, looking *at)
 	list.wanted_count = rs_index_columns(table, RS_INDEX_CLAIM, list.wanted);
 	/* A rowid has no index that is listed: it is the table. */
 	at->look->id_is_unique = at->id_is_key && at->key_columns == 1;
-	at->look->has_claim_index = list.wanted_count == 1 && at->look->id_is_unique &&
-								table->column[RS_ROLE_PROCESSED_AT] == NULL;
+	at->look->has_index[RS_INDEX_CLAIM] = list.wanted_count == 1 && at->look->id_is_unique &&
+										  table->column[RS_ROLE_PROCESSED_AT] == NULL;
 	result = ask(base,
 				 "SELECT l.name, l.\"unique\", l.partial, s.sql FROM pragma_index_list(?) AS l"
 				 " LEFT JOIN sqlite_schema AS s ON s.type = 'index' AND s.name = l.name",

@@ -140,14 +140,12 @@ check_id(ruststream *handle, const rs_table *table, const rs_look *look)
 }
 
 const char *
-rs_missing_index(rs_plan *plan, bool of_leases)
+rs_missing_index(rs_plan *plan, rs_index index)
 {
-	rs_index index = of_leases ? RS_INDEX_LEASE : RS_INDEX_CLAIM;
 	rs_statement statement;
 	char *text;
 
-	if ((of_leases ? plan->look.has_lease_index : plan->look.has_claim_index) ||
-		!rs_index_is_needed(plan->dialect, &plan->table, index))
+	if (plan->look.has_index[index] || !rs_index_is_needed(plan->dialect, &plan->table, index))
 		return NULL;
 	statement = rs_index_render(plan->dialect, &plan->table, index, NULL, 0);
 	text = rs_alloc(plan->arena, statement.length + 1);
@@ -159,9 +157,9 @@ rs_missing_index(rs_plan *plan, bool of_leases)
 static ruststream_code
 check_index(ruststream *handle, rs_plan *plan)
 {
-	for (int of_leases = 0; of_leases < 2; of_leases++)
+	for (int i = 0; i < RS_INDEX_COUNT; i++)
 	{
-		const char *index = rs_missing_index(plan, of_leases);
+		const char *index = rs_missing_index(plan, (rs_index) i);
 		char hint[sizeof(handle->error.hint)];
 
 		if (plan->arena->is_exhausted)

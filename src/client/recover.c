@@ -199,6 +199,29 @@ after_transient_failure(rs_work *work)
 	return RS_PROGRESS_DELIVERED;
 }
 
+static bool
+have_key(rs_session *session, const char *key)
+{
+	bool locked = false;
+
+	return key == NULL || session->driver->key_is_held(session, key) ||
+		   (session->driver->lock_key(session, key, &locked) == RS_DONE && locked);
+}
+
+/* Keys that the handler has released may be free still. */
+static bool
+lock_keys_again(rs_work *work)
+{
+	rs_session *session = work->worker->handle->session;
+	bool locked;
+
+	if (work->key == NULL || session == NULL)
+		return false;
+	locked = have_key(session, work->partition) && have_key(session, work->key);
+	rs_worker_trace(work->worker, RS_STEP_LOCK, locked ? "" : "0");
+	return locked;
+}
+
 void
 rs_lose(rs_work *work)
 {
@@ -217,12 +240,18 @@ rs_lose(rs_work *work)
 		rs_work_fail(work, "55000", "A handler must not release keys that it has not taken.",
 					 "the lock on key \"%.200s\" was lost before the delivery was settled",
 					 work->key);
+	work->worker->counts[RS_COUNT_LEASE_LOST]++;
+	if (lock_keys_again(work))
+	{
+		/* A failure like any other, so that the row comes to an end at its cap. */
+		settle_by_policy(work, RS_CAUSE_SETTLE_ERROR);
+		return;
+	}
 	(void) settle_afresh(work, NULL, true);
 	/* It may be due at once, and be lost again. */
 	rs_hold(work);
 	rs_unlock_keys(work);
 	rs_report(work);
-	work->worker->counts[RS_COUNT_LEASE_LOST]++;
 	rs_count_settlement(work, NULL);
 	work->worker->transient_count = 0;
 }

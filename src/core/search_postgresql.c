@@ -148,13 +148,15 @@ static const char *const key_candidate_by_level[] = HEAD_CANDIDATE(HEAD_BY_LEVEL
 /*
  * A take of a row with a partition key, as that of any other and
  *
- *     AND (ruststream_row."partition_key" IS NULL AND :partition_key IS NULL
+ *     AND (ruststream_row."partition_key" IS NULL
  *          OR ruststream_row."id" OPERATOR(pg_catalog.=) (.. the head of :partition_key ..))
+ *
+ * A row that has lost its key since it was found is in no line any more.
  */
 #define TAKE_HEAD(carried, ...)                                                                    \
 	{                                                                                              \
 		TAKE_FOUND(carried)                                                                        \
-		WHERE " (ruststream_row.{partition_key} IS NULL AND :partition_key IS NULL OR"             \
+		WHERE " (ruststream_row.{partition_key} IS NULL OR"                                        \
 			  " ruststream_row.{id} OPERATOR(pg_catalog.=) (",                                     \
 			__VA_ARGS__, "))" TAKE_END, NULL                                                       \
 	}

@@ -32,9 +32,10 @@ my %TYPE = (
 # What README.md says of the handler.
 my $HANDLER = <<'SQL';
 DELIMITER //
-CREATE OR REPLACE PROCEDURE handle (IN payload LONGTEXT, IN attempt BIGINT, OUT outcome VARCHAR(20), OUT delay INT)
+CREATE OR REPLACE PROCEDURE handle (IN id BIGINT, IN payload LONGTEXT, IN attempt BIGINT, OUT outcome VARCHAR(20), OUT delay INT)
 BEGIN
-	INSERT INTO effect (payload, attempt) VALUES (payload, attempt);
+	INSERT INTO effect (payload, attempt, anchor) VALUES (payload, attempt,
+		IF(payload = 'orphan' OR (payload = 'orphan_once' AND attempt = 1), 1, NULL));
 	SELECT 'a result set', payload;
 	CASE
 		WHEN payload IN ('discard', 'retry') THEN SET outcome = payload;
@@ -44,9 +45,18 @@ BEGIN
 		WHEN payload = 'later_once' AND attempt = 1 THEN SET outcome = 'retry_after', delay = 0;
 		WHEN payload = 'error' OR (payload = 'error_once' AND attempt = 1) THEN
 			SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'so it was asked';
+		WHEN payload IN ('publish', 'publish_error') THEN
+			INSERT INTO jobs (payload) VALUES ('child');
+			IF payload = 'publish_error' THEN
+				SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'so it was asked';
+			END IF;
+		WHEN payload = 'ended' THEN DELETE FROM jobs WHERE jobs.id = id;
+		WHEN payload = 'steal' THEN UPDATE jobs SET locked_until = '9999-12-31' WHERE jobs.id = id;
 		ELSE SELECT 1, 2, 3;
 	END CASE;
 END//
+CREATE TRIGGER keep BEFORE DELETE ON jobs FOR EACH ROW
+	IF OLD.payload = 'kept' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'kept'; END IF//
 DELIMITER ;
 SQL
 
@@ -92,7 +102,10 @@ sub setup
 
 	$self->{server}->sql('DROP DATABASE IF EXISTS app; CREATE DATABASE app', '');
 	$self->{server}->sql("CREATE TABLE jobs ($columns); CREATE TABLE dead ($columns);"
-		  . "CREATE TABLE effect (number BIGINT AUTO_INCREMENT PRIMARY KEY, payload TEXT, attempt BIGINT);\n$HANDLER");
+		  . 'CREATE TABLE anchor (id INT PRIMARY KEY);'
+		  . 'CREATE TABLE effect (number BIGINT AUTO_INCREMENT PRIMARY KEY, payload TEXT, attempt BIGINT,'
+		  . " anchor INT, FOREIGN KEY (anchor) REFERENCES anchor (id));\n$HANDLER");
+	$self->sql("INSERT INTO dead (id, payload) VALUES ($_, 'there')") for @{ $scenario->{taken} // [] };
 	my ($text, $well) = $self->run($self->{program}, 'install', $self->url);
 	die $text unless $well;
 	return;
