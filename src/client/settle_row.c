@@ -169,7 +169,7 @@ rs_report(rs_work *work)
 	rs_tell(work->worker->handle,
 			"subscription \"%s\": delivery of row %s failed (attempt %lld): %s%s%s",
 			work->worker->name, work->delivery.id, (long long) work->attempt, work->error.message,
-			work->error.hint[0] != '\0' ? " " : "", work->error.hint);
+			work->error.hint[0] != '\0' ? ". " : "", work->error.hint);
 }
 
 void

@@ -513,7 +513,7 @@ rest_broken(ruststream_worker *worker)
 	(void) snprintf(state, sizeof(state), "broken: %.240s", handle->error.message);
 	if (strcmp(state, worker->state) != 0)
 		rs_tell(handle, "subscription \"%s\": %s%s%s", worker->name, handle->error.message,
-				handle->error.hint[0] != '\0' ? " " : "", handle->error.hint);
+				handle->error.hint[0] != '\0' ? ". " : "", handle->error.hint);
 	memcpy(worker->state, state, sizeof(state));
 	worker->is_loaded = false;
 	worker->next_seen = 0;
