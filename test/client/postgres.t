@@ -5,6 +5,7 @@ use warnings;
 use FindBin;
 use lib $FindBin::Bin, "$FindBin::Bin/../conformance";
 use ClientTest;
+use IO::Handle;
 use PostgresServer;
 use Test::More;
 use Time::HiRes qw(sleep);
@@ -211,6 +212,84 @@ for my $queue (sort keys %FORM)
 	is(join(',', map { (finish($_))[0] } @programs), '0,0', "$queue: two programs of three workers drain");
 	is(pg("SELECT count(*), count(DISTINCT id), (SELECT count(*) FROM $queue) FROM effect"), '600|600|0', '.. each row once');
 }
+
+# ------------------------------------------------------------- lines
+
+# A session that holds a lock by name until it is closed.
+sub hold
+{
+	my ($name) = @_;
+	open(my $session, '|-', $server->{bin} . '/psql', '-XqAt', '-h', $server->{directory}, '-U', 'postgres', '-o', '/dev/null', 'postgres') or die "psql: $!\n";
+	$session->autoflush;
+	print $session "SELECT pg_advisory_lock(hashtextextended('$name', 0));\n";
+	becomes(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1}, '1', "$name is held");
+	return $session;
+}
+
+# Fails where another row of its key is in work; the key is an integer.
+my $ALONE = 'SELECT 1 / pg_try_advisory_xact_lock(42, (:payload)::text::integer)::integer; ' . $HANDLER;
+
+sub lined
+{
+	my ($queue, @more) = @_;
+	fresh("ALTER TABLE $queue ADD line integer");
+	my @describe = (qw(--id id --attempt attempt --payload payload --partition-key line), @{ $FORM{$queue} });
+	my ($code, undef, $err) = run('describe', $url, $queue, @describe);
+	is($code, 0, "$queue: described with a partition key");
+	like($err, qr/index that is missing.*CREATE INDEX ON "public"\."$queue" \("line", "id"\)/, '.. whose index is asked for');
+	like(subscribe($queue, $ALONE), qr/has no index for its claims/, '.. and is needed');
+	is((run('describe', $url, $queue, @describe, '--create-index'))[0], 0, '.. and made');
+	is(subscribe($queue, $ALONE, '--retry-delay', '1h', @more), '', '.. after which it can be subscribed to');
+	return;
+}
+
+for my $queue (sort keys %FORM)
+{
+	lined($queue);
+	pg("INSERT INTO $queue (payload, line) SELECT '1', 1 FROM generate_series(1, 50)",
+		"INSERT INTO $queue (payload, line) SELECT to_jsonb(i), i FROM generate_series(2, 80) AS i",
+		"INSERT INTO $queue (payload) SELECT '0'");
+	my $holder = hold("public.$queue:key:1");
+	is((run('work', $url, '--drain'))[0], 0, "$queue: a worker drains while somebody has a key");
+	is(pg("SELECT count(*), min(line), max(line) FROM $queue"), '50|1|1', '.. all but the rows of that key');
+	close $holder;
+	is((run('work', $url, '--drain'))[0], 0, '.. and these once it is free');
+	is(pg("SELECT count(*), (SELECT string_agg(id::text, ',' ORDER BY number) FROM effect WHERE id <= 50) FROM $queue"),
+		'0|' . join(',', 1 .. 50), '.. in order');
+	is(pg('SELECT count(*) FROM ruststream_failure'), '0', '.. nothing having failed');
+
+	lined($queue, '--workers', '3', '--poll-interval', '20ms');
+	pg("INSERT INTO $queue (payload, line) SELECT to_jsonb(i % 4), i % 4 FROM generate_series(1, 200) AS i");
+	my @programs = map { start({}, 'work', $url) } 1 .. 2;
+	becomes("SELECT count(*) FROM $queue", '0', "$queue: two programs of three workers empty it");
+	for (@programs)
+	{
+		kill 'TERM', $_->{pid};
+		finish($_);
+	}
+	is(pg('SELECT count(*), count(DISTINCT id), (SELECT count(*) FROM ruststream_failure) FROM effect'), '200|200|0', '.. each row once, those of one key one at a time');
+	is(pg('SELECT count(*) FROM (SELECT id, lag(id) OVER (PARTITION BY id % 4 ORDER BY number) AS before FROM effect) AS e WHERE before > id'), '0', '.. in their order');
+}
+
+lined('leased');
+pg(q{INSERT INTO leased (payload, line, locked_until) SELECT to_jsonb(i), i, CASE WHEN i <= 60 THEN timestamptz 'infinity' END FROM generate_series(1, 70) AS i},
+	q{INSERT INTO leased (payload, line) SELECT to_jsonb(i), i FROM generate_series(1, 60) AS i});
+is((run('work', $url, '--drain'))[0], 0, 'a worker drains past keys of which a row is leased');
+is(pg('SELECT count(*), max(line) FROM leased'), '120|60', '.. and leaves these alone');
+
+lined('keyed');
+pg(q{INSERT INTO keyed (payload, line) VALUES ('1', 1), ('1', 1), ('2', 2)});
+my $holder = hold('key-1');
+is((run('work', $url, '--drain'))[0], 0, 'a worker drains while somebody has the key of a row');
+is(pg('SELECT string_agg(id::text, $$,$$ ORDER BY id) FROM keyed'), '1,2', '.. which holds back those of its partition key, and no others');
+close $holder;
+is((run('work', $url, '--drain'))[0], 0, '.. and goes on afterwards');
+is(pg('SELECT string_agg(id::text, $$,$$ ORDER BY number) FROM effect'), '3,1,2', '.. in order');
+subscribe('keyed', "SELECT pg_advisory_unlock(hashtextextended('public.keyed:key:7', 0)) WHERE :attempt = 1; $HANDLER", '--retry-delay', '10ms');
+pg(q{INSERT INTO keyed (payload, line) VALUES ('7', 7)});
+is((run('work', $url, '--drain'))[0], 0, 'a handler releases the lock of its partition key');
+is(pg('SELECT count(*), (SELECT string_agg(attempt::text, $$,$$) FROM effect WHERE id = 4), (SELECT message LIKE $$%was lost%$$ FROM ruststream_failure) FROM keyed'), '0|2|t',
+	'.. and has lost its delivery, but not the next');
 
 # ------------------------------------------------------------- a pooler
 

@@ -4,20 +4,11 @@ use strict;
 use warnings;
 
 use File::Basename qw(dirname);
-use lib dirname(__FILE__);
 use lib dirname(__FILE__) . '/../../client';
 
-use Cwd qw(abs_path);
 use MariadbServer;
-
-require(dirname(abs_path(__FILE__)) . '/sqlite.pm');
+use engines::commandline;
 our @ISA = ('Conformance::commandline');
-
-{
-	# What SQLite's column does by the command line alone is the same here; but this is not SQLite.
-	no strict 'refs';
-	*{"Conformance::commandline::$_"} = \&{"Conformance::sqlite::$_"} for qw(run columns insert);
-}
 
 my %TYPE = (
 	group => 'group_name VARCHAR(100) NOT NULL',
@@ -60,12 +51,6 @@ CREATE TRIGGER keep BEFORE DELETE ON jobs FOR EACH ROW
 DELIMITER ;
 SQL
 
-sub new
-{
-	my ($class, $home) = @_;
-	return bless { program => $ENV{RUSTSTREAM} // "$home/../../src/client/build/ruststream" }, $class;
-}
-
 # Why this engine cannot be run here, if so.
 sub available
 {
@@ -73,13 +58,14 @@ sub available
 	my $missing = MariadbServer::missing();
 
 	return $missing if $missing;
-	return "there is no $self->{program}" unless -x $self->{program};
-	return 'this build does not serve MySQL' unless `$self->{program} --version` =~ /\bmysql\b/;
+	my $unserved = $self->missing('mysql');
+	return $unserved if $unserved;
 	$self->{server} = MariadbServer->new;
 	return '';
 }
 
 sub url { return $_[0]{server}->url; }
+sub handler { return 'handle'; }
 
 sub sql
 {
@@ -106,38 +92,8 @@ sub setup
 		  . 'CREATE TABLE effect (number BIGINT AUTO_INCREMENT PRIMARY KEY, payload TEXT, attempt BIGINT,'
 		  . " anchor INT, FOREIGN KEY (anchor) REFERENCES anchor (id));\n$HANDLER");
 	$self->sql("INSERT INTO dead (id, payload) VALUES ($_, 'there')") for @{ $scenario->{taken} // [] };
-	my ($text, $well) = $self->run($self->{program}, 'install', $self->url);
-	die $text unless $well;
+	$self->must('install', $self->url);
 	return;
-}
-
-sub describe
-{
-	my ($self, $scenario) = @_;
-	my @options = ('--id', 'id', '--payload', 'payload', '--create-index');
-
-	for my $role (@{ $scenario->{roles} })
-	{
-		push @options, '--' . $role =~ tr/_/-/r, $role eq 'group' ? 'group_name' : $role;
-	}
-	push @options, '--locked-until', 'locked_until' if $scenario->{form} eq 'lease';
-	push @options, '--lock-key', $scenario->{lock_key} // 'key-{id}' if $scenario->{form} eq 'advisory_lock';
-	push @options, '--fifo' if $scenario->{fifo};
-	push @options, "--$_", $scenario->{$_} for grep { defined $scenario->{$_} } qw(isolation mode);
-	my ($text, $well) = $self->run($self->{program}, 'describe', $self->url, 'jobs', @options);
-	return $well ? '' : $text;
-}
-
-sub subscribe
-{
-	my ($self, $scenario) = @_;
-	my %settings = %{ $scenario->{settings} };
-	my @options = ('--handler', 'handle');
-
-	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
-	push @options, '--' . $_ =~ tr/_/-/r, $settings{$_} for sort keys %settings;
-	my ($text, $well) = $self->run($self->{program}, 'subscribe', $self->url, 'jobs', 'jobs', @options);
-	return $well ? '' : $text;
 }
 
 # A literal; a time is given in seconds from now.
@@ -148,14 +104,6 @@ sub value
 	return "UTC_TIMESTAMP(6) + INTERVAL $value SECOND" if $name =~ /^(retry_after|locked_until)$/;
 	return $value if $value =~ /^-?\d+$/;
 	return "'" . $value =~ s/'/''/gr . "'";
-}
-
-sub drain
-{
-	my ($self) = @_;
-	my ($text, $well) = $self->run($self->{program}, 'work', $self->url, '--drain', '--trace');
-	die $text unless $well;
-	return grep { !/^ruststream: / } split /\n/, $text;
 }
 
 sub rows

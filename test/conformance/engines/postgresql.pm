@@ -17,8 +17,8 @@ my %TYPE = (
 
 sub new
 {
-	my ($class, $home) = @_;
-	return bless { program => $ENV{RUSTSTREAM} // "$home/../../src/client/build/ruststream" }, $class;
+	my ($class) = @_;
+	return bless {}, $class;
 }
 
 sub sql

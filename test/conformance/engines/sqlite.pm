@@ -5,6 +5,9 @@ use warnings;
 
 use File::Temp qw(tempdir);
 
+use engines::commandline;
+our @ISA = ('Conformance::commandline');
+
 my %TYPE = (
 	group => 'group_name TEXT NOT NULL',
 	priority => 'priority INTEGER',
@@ -32,37 +35,16 @@ SELECT CASE
 END
 SQL
 
-sub new
-{
-	my ($class, $home) = @_;
-	my $self = bless { program => $ENV{RUSTSTREAM} // "$home/../../src/client/build/ruststream" }, $class;
-	$self->{directory} = tempdir('ruststream-conformance.XXXXXX', TMPDIR => 1, CLEANUP => 1);
-	return $self;
-}
-
 # Why this engine cannot be run here, if so.
 sub available
 {
 	my ($self) = @_;
 	return 'there is no sqlite3 program' if system('sqlite3 -version >/dev/null 2>&1') != 0;
-	return "there is no $self->{program}" unless -x $self->{program};
-	return `$self->{program} --version` =~ /\bsqlite\b/ ? '' : 'this build does not serve SQLite';
+	$self->{directory} = tempdir('ruststream-conformance.XXXXXX', TMPDIR => 1, CLEANUP => 1);
+	return $self->missing('sqlite');
 }
 
-# What a command prints, standard error included, and whether it went well.
-sub run
-{
-	my ($self, @command) = @_;
-	my $pid = open(my $out, '-|') // die "fork: $!\n";
-	if ($pid == 0)
-	{
-		open(STDERR, '>&', \*STDOUT) or die "dup: $!\n";
-		exec { $command[0] } @command or die "$command[0]: $!\n";
-	}
-	my $text = do { local $/; <$out> } // '';
-	close $out;
-	return ($text, $? == 0);
-}
+sub url { return "sqlite:$_[0]{file}"; }
 
 sub sql
 {
@@ -92,58 +74,16 @@ sub setup
 		  . 'CREATE TABLE effect (number INTEGER PRIMARY KEY, payload TEXT, attempt INTEGER, anchor INTEGER REFERENCES anchor DEFERRABLE INITIALLY DEFERRED);'
 		  . "CREATE TRIGGER keep BEFORE DELETE ON jobs WHEN OLD.payload = 'kept' BEGIN SELECT RAISE(ABORT, 'kept'); END");
 	$self->sql("INSERT INTO dead (id, payload) VALUES ($_, 'there')") for @{ $scenario->{taken} // [] };
-	my ($text, $well) = $self->run($self->{program}, 'install', "sqlite:$self->{file}");
-	die $text unless $well;
+	$self->must('install', $self->url);
 	return;
-}
-
-sub describe
-{
-	my ($self, $scenario) = @_;
-	my @options = ('--id', 'id', '--payload', 'payload', '--create-index');
-
-	for my $role (@{ $scenario->{roles} })
-	{
-		push @options, '--' . $role =~ tr/_/-/r, $role eq 'group' ? 'group_name' : $role;
-	}
-	push @options, '--locked-until', 'locked_until' if $scenario->{form} eq 'lease';
-	push @options, '--lock-key', $scenario->{lock_key} // 'key-{id}' if $scenario->{form} eq 'advisory_lock';
-	push @options, '--fifo' if $scenario->{fifo};
-	push @options, "--$_", $scenario->{$_} for grep { defined $scenario->{$_} } qw(isolation mode);
-	my ($text, $well) = $self->run($self->{program}, 'describe', "sqlite:$self->{file}", 'jobs', @options);
-	return $well ? '' : $text;
 }
 
 # What steals the lease is a statement of its own: only a lease's table has the column.
 sub handler
 {
-	my ($scenario) = @_;
+	my ($self, $scenario) = @_;
 	return $HANDLER unless $scenario->{form} eq 'lease';
 	return "UPDATE jobs SET locked_until = '9999-12-31T00:00:00+00:00' WHERE id = :id AND :payload = 'steal';\n$HANDLER";
-}
-
-sub subscribe
-{
-	my ($self, $scenario) = @_;
-	my %settings = %{ $scenario->{settings} };
-	my @options = ('--handler', handler($scenario));
-
-	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
-	push @options, '--' . $_ =~ tr/_/-/r, $settings{$_} for sort keys %settings;
-	my ($text, $well) = $self->run($self->{program}, 'subscribe', "sqlite:$self->{file}", 'jobs', 'jobs', @options);
-	return $well ? '' : $text;
-}
-
-sub insert
-{
-	my ($self, $row, $scenario) = @_;
-	my %values = (%$row, grep({ $_ eq 'group' } @{ $scenario->{roles} }) ? (group_name => $row->{group_name} // 'jobs') : ());
-	my @names = sort keys %values;
-	my @values = map { $self->value($_, $values{$_}) } @names;
-
-	local $" = ', ';
-	$self->sql("INSERT INTO jobs (@names) VALUES (@values)");
-	return;
 }
 
 # A literal; a time is given in seconds from now.
@@ -154,14 +94,6 @@ sub value
 	return "strftime('%Y-%m-%dT%H:%M:%S+00:00', 'now', '$value seconds')" if $name =~ /^(retry_after|locked_until)$/;
 	return $value if $value =~ /^-?\d+$/;
 	return "'" . $value =~ s/'/''/gr . "'";
-}
-
-sub drain
-{
-	my ($self) = @_;
-	my ($text, $well) = $self->run($self->{program}, 'work', "sqlite:$self->{file}", '--drain', '--trace');
-	die $text unless $well;
-	return grep { !/^ruststream: / } split /\n/, $text;
 }
 
 sub rows

@@ -1,0 +1,89 @@
+# What the engines share that are served by the command line.  Not an engine itself: one has url, value and
+# handler, and sql to look at its tables.
+package Conformance::commandline;
+use strict;
+use warnings;
+
+sub new
+{
+	my ($class, $home) = @_;
+	return bless { program => $ENV{RUSTSTREAM} // "$home/../../src/client/build/ruststream" }, $class;
+}
+
+# Why the program does not serve this engine, if so.
+sub missing
+{
+	my ($self, $engine) = @_;
+	return "there is no $self->{program}" unless -x $self->{program};
+	return `$self->{program} --version` =~ /\b$engine\b/ ? '' : "this build does not serve $engine";
+}
+
+# What a command prints, standard error included, and whether it went well.
+sub run
+{
+	my ($self, @command) = @_;
+	my $pid = open(my $out, '-|') // die "fork: $!\n";
+	if ($pid == 0)
+	{
+		open(STDERR, '>&', \*STDOUT) or die "dup: $!\n";
+		exec 'timeout', '60', @command or die "@command: $!\n";
+	}
+	my $text = do { local $/; <$out> } // '';
+	close $out;
+	return ($text, $? == 0);
+}
+
+# The same of ours; a failure is the caller's end.
+sub must
+{
+	my ($self, @command) = @_;
+	my ($text, $well) = $self->run($self->{program}, @command);
+	die $text unless $well;
+	return $text;
+}
+
+sub describe
+{
+	my ($self, $scenario) = @_;
+	my @options = ('--id', 'id', '--payload', 'payload', '--create-index');
+
+	push @options, '--' . tr/_/-/r, $_ eq 'group' ? 'group_name' : $_ for @{ $scenario->{roles} };
+	push @options, '--locked-until', 'locked_until' if $scenario->{form} eq 'lease';
+	push @options, '--lock-key', $scenario->{lock_key} // 'key-{id}' if $scenario->{form} eq 'advisory_lock';
+	push @options, '--fifo' if $scenario->{fifo};
+	push @options, "--$_", $scenario->{$_} for grep { defined $scenario->{$_} } qw(isolation mode);
+	my ($text, $well) = $self->run($self->{program}, 'describe', $self->url, 'jobs', @options);
+	return $well ? '' : $text;
+}
+
+sub subscribe
+{
+	my ($self, $scenario) = @_;
+	my %settings = %{ $scenario->{settings} };
+	my @options = ('--handler', $self->handler($scenario));
+
+	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
+	push @options, '--' . tr/_/-/r, $settings{$_} for sort keys %settings;
+	my ($text, $well) = $self->run($self->{program}, 'subscribe', $self->url, 'jobs', 'jobs', @options);
+	return $well ? '' : $text;
+}
+
+sub insert
+{
+	my ($self, $row, $scenario) = @_;
+	my %values = (%$row, grep({ $_ eq 'group' } @{ $scenario->{roles} }) ? (group_name => $row->{group_name} // 'jobs') : ());
+	my @names = sort keys %values;
+	my @values = map { $self->value($_, $values{$_}) } @names;
+
+	local $" = ', ';
+	$self->sql("INSERT INTO jobs (@names) VALUES (@values)");
+	return;
+}
+
+sub drain
+{
+	my ($self) = @_;
+	return grep { !/^(?:ruststream|hint): / } split /\n/, $self->must('work', $self->url, '--drain', '--trace');
+}
+
+1;
