@@ -107,11 +107,17 @@ rs_unlock_key(const RsEngine *engine, RsDelivery *delivery)
 
 /* ------------------------------------------------------------------ the lane */
 
+#define RS_LINE_CANDIDATES 4
+
 static int
 find_candidates(RsWork *work, bool free_only, RsCandidate *candidates)
 {
 	RsEngine *engine = work->engine;
-	int count = rs_claim_candidates(engine, free_only, candidates, RS_MAX_CANDIDATES);
+	/* Where the first few are of busy keys, so may be all: the lines are looked at instead. */
+	int limit = rs_table_lines(&engine->subscription->queue.table) != RS_LINES_NONE
+					? RS_LINE_CANDIDATES
+					: RS_MAX_CANDIDATES;
+	int count = rs_claim_candidates(engine, free_only, candidates, limit);
 
 	rs_trace_step(engine, RS_STEP_CLAIM, psprintf("%d", count));
 	rs_engine_commit(engine);
