@@ -455,7 +455,9 @@ for my $form (sort keys %FORM)
 		ok(work_together(2), "$form, partition keys at $level: four workers in two processes");
 		is(sql("$OVERLAP AND (SELECT account FROM key_of WHERE id = a.id) = (SELECT account FROM key_of WHERE id = b.id)"), 0, '.. rows of one key one at a time');
 		is(sql('SELECT COUNT(*) FROM effect AS a JOIN key_of AS k ON k.id = a.id JOIN effect AS b JOIN key_of AS l ON l.id = b.id AND l.account = k.account'
-				  . ' WHERE (k.priority, k.id) < (l.priority, l.id) AND a.at > b.at'), 0, '.. in order');
+				  . ' WHERE (k.priority, k.id) < (l.priority, l.id) AND a.at > b.at'
+				  # After its tenth deadlock in a row a row is delayed, and its key goes on meanwhile.
+				  . ' AND NOT EXISTS (SELECT 1 FROM ruststream_failure AS f WHERE f.id = a.id)'), 0, '.. in order');
 		is(sql('SELECT COUNT(*), COUNT(DISTINCT id) FROM effect'), '60 60', '.. each of them once');
 		cmp_ok(sql($OVERLAP), '>', 0, '.. and different keys side by side');
 	}

@@ -232,7 +232,7 @@ is_extended('jobs', 20, 8, 'and goes on');
 # kill -9: the server restarts, and the row comes back when its lease ends.
 ok(kill('KILL', $pid), 'kill -9 of the heartbeat');
 eval { $gate->quit };
-$node->poll_query_until('postgres', "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $pid)");
+poll_until($node, "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $pid)");
 wait_for_empty($node, 'jobs', 'after the restart the row is delivered');
 is($node->safe_psql('postgres', 'SELECT count(*) FROM done WHERE id = 20'), '1', 'with one effect');
 wait_for($node, "SELECT count(*) = 1 FROM pg_stat_activity WHERE $heartbeat AND usename = 'clerk' AND state = 'idle'",
@@ -394,7 +394,7 @@ SKIP:
 		publish('jobs', $id, '{}');
 		$node->wait_for_log(qr/failure point "$point:2" reached/, $offset);
 		append_to_file($node->data_dir . '/failpoint.conf', "ruststream.failpoint = ''\n");
-		$node->poll_query_until('postgres', 'SELECT pg_reload_conf()');
+		poll_until($node, 'SELECT pg_reload_conf()');
 		eval { $gate->quit };
 		wait_for_empty($node, 'jobs', "after a death at $point the row is delivered");
 		is($node->safe_psql('postgres', "SELECT count(*) FROM done WHERE id = $id"), '1', 'with one effect');

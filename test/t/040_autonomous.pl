@@ -232,7 +232,7 @@ slow_job(40);
 app('UPDATE pace SET s = 0');
 $helper = pids('autonomous', " AND wait_event = 'PgSleep'");
 kill 'KILL', $helper or die "cannot kill $helper: $!";
-$node->poll_query_until('postgres', 'SELECT pg_postmaster_start_time() IS NOT NULL') or die 'the server does not come back';
+poll_until($node, 'SELECT pg_postmaster_start_time() IS NOT NULL') or die 'the server does not come back';
 wait_for_empty($node, 'app.jobs', 'after a crash the task is delivered again');
 is(notes(40), '40 alone, 40 own', 'all of it');
 note_job(41, 'ack');

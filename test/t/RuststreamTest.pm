@@ -15,7 +15,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 
-our @EXPORT = qw(new_node source_dir wait_for wait_for_empty backends_of);
+our @EXPORT = qw(new_node source_dir wait_for wait_for_empty poll_until backends_of);
 
 # The top of the source tree.
 sub source_dir
@@ -57,7 +57,23 @@ sub wait_for
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
 	$expected //= 't';
 	$database //= 'postgres';
-	return ok($node->poll_query_until($database, $query, $expected), $what);
+	return ok(poll_until($node, $query, $expected, $database), $what);
+}
+
+# poll_query_until, also while the server is down: a psql that cannot connect may be
+# gone before it has been given the query, which dies of a broken pipe.
+sub poll_until
+{
+	my ($node, $query, $expected, $database) = @_;
+
+	for (1 .. 100)
+	{
+		my $result = eval { $node->poll_query_until($database // 'postgres', $query, $expected // 't') };
+
+		return $result if $@ eq '';
+		die $@ unless $@ =~ /Broken pipe/;
+	}
+	return 0;
 }
 
 # Wait until a table is empty.
