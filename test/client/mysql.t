@@ -444,9 +444,13 @@ subscribe($EFFECT);
 work();
 is(left(), '20', 'nor while any of them holds a live lease');
 
-for my $form (sort keys %FORM)
+new_queue('row_lock', qw(--partition-key account));
+my ($refused, undef, $why) = run('subscribe', $url, 's', 'jobs', '--handler', $EFFECT);
+isnt($refused, 0, 'row_lock, partition keys: refused');
+like($why, qr/cannot be kept in order in the row lock form/, '.. and why');
+for my $form (grep { $_ ne 'row_lock' } sort keys %FORM)
 {
-	for my $level ($form eq 'row_lock' ? ('read committed', 'serializable') : 'read committed')
+	for my $level ('read committed')
 	{
 		new_queue($form, qw(--partition-key account --retry-after retry_after --priority priority --isolation), $level);
 		sql("INSERT INTO jobs (account, payload, priority) SELECT IF(seq % 6 = 0, NULL, CONCAT('a', seq % 6)), seq, seq % 2 FROM seq_1_to_60");
