@@ -102,6 +102,23 @@ rs_print(rs_arena *arena, const char *format, ...)
 	return result;
 }
 
+void *
+rs_grow(rs_arena *arena, void *items, int count, int *room, size_t size)
+{
+	int more = *room == 0 ? 16 : *room * 2;
+	void *larger;
+
+	if (count < *room)
+		return items;
+	larger = rs_alloc(arena, size * (size_t) more);
+	if (larger == NULL)
+		return NULL;
+	if (count > 0)
+		memcpy(larger, items, size * (size_t) count);
+	*room = more;
+	return larger;
+}
+
 void
 rs_arena_reset(rs_arena *arena)
 {
@@ -174,6 +191,16 @@ rs_value_equal(const rs_value *a, const rs_value *b)
 			return a->length == b->length &&
 				   (a->length == 0 || memcmp(a->text, b->text, a->length) == 0);
 	}
+}
+
+char *
+rs_text_of(rs_arena *arena, const rs_value *value)
+{
+	if (value->kind == RS_INTEGER)
+		return rs_print(arena, "%lld", (long long) value->integer);
+	if (value->kind != RS_TEXT && value->kind != RS_BYTES)
+		return NULL;
+	return rs_copy_bytes(arena, value->text, value->length);
 }
 
 rs_value

@@ -36,15 +36,12 @@ rs_now_text(rs_session *session, char buffer[RS_TIME_SIZE + 8])
 	return result;
 }
 
-/* Our tables are there, or the handle's error says that they are not. */
 static ruststream_code
 begin_with_tables(ruststream *handle)
 {
 	ruststream_code code = rs_begin_call(handle);
 
-	if (code == RUSTSTREAM_OK && handle->driver->check_installed(handle->session) != RS_DONE)
-		return rs_take_error(handle);
-	return code;
+	return code == RUSTSTREAM_OK ? rs_check_installed(handle) : code;
 }
 
 /* ----------------------------------------------------- in one transaction */
@@ -55,39 +52,19 @@ typedef rs_result (*change)(ruststream *handle, void *arg);
 static ruststream_code
 change_at_once(ruststream *handle, change apply, void *arg)
 {
-	const rs_driver *driver = handle->driver;
 	rs_result result = RS_TRANSIENT;
 
 	for (int i = 0; i < 3 && result == RS_TRANSIENT; i++)
 	{
-		result = driver->begin(handle->session, RS_FOR_US, NULL);
+		result = handle->driver->begin(handle->session, RS_FOR_US, NULL);
 		if (result == RS_DONE)
 			result = apply(handle, arg);
-		if (result == RS_DONE)
-			result = driver->commit(handle->session);
-		if (result != RS_DONE)
-		{
-			rs_error kept = handle->session->error;
-
-			(void) driver->rollback(handle->session);
-			handle->session->error = kept;
-		}
+		result = rs_commit_or_roll_back(handle->session, result);
 	}
 	return result == RS_DONE ? RUSTSTREAM_OK : rs_take_error(handle);
 }
 
 /* ----------------------------------------------------------------- queues */
-
-/* The text of a column, in the arena; NULL where it is NULL. */
-static char *
-text_of(rs_arena *arena, const rs_value *value)
-{
-	if (value->kind == RS_INTEGER)
-		return rs_print(arena, "%lld", (long long) value->integer);
-	if (value->kind != RS_TEXT && value->kind != RS_BYTES)
-		return NULL;
-	return rs_copy_bytes(arena, value->text, value->length);
-}
 
 /* A number, also where an engine returns it as text; NULL is zero. */
 static int64_t
@@ -122,11 +99,11 @@ read_queue(void *arg, const rs_value *columns, int count)
 	(void) count;
 	from->found = true;
 	for (int role = 0; role < RS_ROLE_COUNT; role++)
-		table->column[role] = text_of(from->arena, &columns[role]);
+		table->column[role] = rs_text_of(from->arena, &columns[role]);
 	table->fifo = number_of(&columns[RS_ROLE_COUNT]) != 0;
-	table->lock_key = text_of(from->arena, &columns[RS_ROLE_COUNT + 1]);
-	from->isolation = text_of(from->arena, &columns[RS_ROLE_COUNT + 2]);
-	from->mode = text_of(from->arena, &columns[RS_ROLE_COUNT + 3]);
+	table->lock_key = rs_text_of(from->arena, &columns[RS_ROLE_COUNT + 1]);
+	from->isolation = rs_text_of(from->arena, &columns[RS_ROLE_COUNT + 2]);
+	from->mode = rs_text_of(from->arena, &columns[RS_ROLE_COUNT + 3]);
 	return false;
 }
 
@@ -334,19 +311,19 @@ read_subscription(void *arg, const rs_value *columns, int count)
 	char *fingerprint = rs_copy(arena, "");
 
 	from->found = true;
-	into->queue = text_of(arena, &columns[0]);
-	into->handler = text_of(arena, &columns[1]);
-	into->program = text_of(arena, &columns[2]);
-	into->group_name = text_of(arena, &columns[3]);
-	into->transactional = text_of(arena, &columns[4]);
+	into->queue = rs_text_of(arena, &columns[0]);
+	into->handler = rs_text_of(arena, &columns[1]);
+	into->program = rs_text_of(arena, &columns[2]);
+	into->group_name = rs_text_of(arena, &columns[3]);
+	into->transactional = rs_text_of(arena, &columns[4]);
 	into->workers = number_of(&columns[5]);
 	into->max_attempts = number_of(&columns[6]);
-	into->dead_letter = text_of(arena, &columns[7]);
-	into->on_error = text_of(arena, &columns[8]);
-	into->on_decode_error = text_of(arena, &columns[9]);
-	into->decode = text_of(arena, &columns[10]);
+	into->dead_letter = rs_text_of(arena, &columns[7]);
+	into->on_error = rs_text_of(arena, &columns[8]);
+	into->on_decode_error = rs_text_of(arena, &columns[9]);
+	into->decode = rs_text_of(arena, &columns[10]);
 	into->retry_delay = number_of(&columns[11]);
-	into->backoff = text_of(arena, &columns[12]);
+	into->backoff = rs_text_of(arena, &columns[12]);
 	into->max_retry_delay = number_of(&columns[13]);
 	into->lease = number_of(&columns[14]);
 	into->timeout = number_of(&columns[15]);
@@ -354,7 +331,7 @@ read_subscription(void *arg, const rs_value *columns, int count)
 	into->paused = number_of(&columns[17]) != 0;
 	for (int i = 0; i < count && fingerprint != NULL; i++)
 	{
-		const char *text = text_of(arena, &columns[i]);
+		const char *text = rs_text_of(arena, &columns[i]);
 
 		fingerprint = rs_print(arena, "%s|%zu:%s", fingerprint, text != NULL ? strlen(text) : 0,
 							   text != NULL ? text : "");
@@ -536,7 +513,7 @@ static bool
 tell_subscription(void *arg, const rs_value *columns, int count)
 {
 	telling *to = arg;
-	const char *name = text_of(&to->arena, &columns[0]);
+	const char *name = rs_text_of(&to->arena, &columns[0]);
 
 	(void) count;
 	if (name == NULL)
@@ -560,16 +537,5 @@ ruststream_each_subscription(ruststream *handle, ruststream_subscription_callbac
 	else if (to.arena.is_exhausted)
 		code = rs_no_memory(handle);
 	rs_arena_free(&to.arena);
-	return code;
-}
-
-ruststream_code
-ruststream_install(ruststream *handle, bool with_wal)
-{
-	ruststream_code code = rs_begin_call(handle);
-
-	if (code == RUSTSTREAM_OK && handle->driver->install(handle->session, with_wal, handle->notice,
-														 handle->notice_arg) != RS_DONE)
-		code = rs_take_error(handle);
 	return code;
 }

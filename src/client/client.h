@@ -36,6 +36,13 @@ extern char *rs_copy_bytes(rs_arena *arena, const char *bytes, size_t length); /
 extern char *rs_print(rs_arena *arena, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 extern rs_value rs_copy_value(rs_arena *arena, const rs_value *value);
+/* What a column holds as text, an engine's number, too; NULL where it is NULL. */
+extern char *rs_text_of(rs_arena *arena, const rs_value *value);
+/*
+ * An array of count items, each of size bytes, with room for one more: the array itself, or a
+ * larger copy; *room, 0 at first, goes along.  NULL: out of memory, and the array is as it was.
+ */
+extern void *rs_grow(rs_arena *arena, void *items, int count, int *room, size_t size);
 /* Keeps its first block for the next round. */
 extern void rs_arena_reset(rs_arena *arena);
 extern void rs_arena_free(rs_arena *arena);
@@ -76,6 +83,30 @@ extern ruststream_code rs_reconnect(ruststream *handle);
 /* Microseconds of a clock that only goes on; for waits and leases, never for rows. */
 extern int64_t rs_monotonic(void);
 extern uint32_t rs_random(void);
+
+/* -------------------------------------------------------------- install.c */
+
+/* Our tables are there and of this version, or the handle's error says what is wrong. */
+extern ruststream_code rs_check_installed(ruststream *handle);
+
+/*
+ * For drivers, whose install locks out others: make our tables, by make, where there are none;
+ * RS_FAILED where there are those of a later version.
+ */
+extern rs_result rs_make_tables(rs_session *session, rs_result (*make)(rs_session *session));
+/* Commit where result is RS_DONE; else roll back, and keep the session's error. */
+extern rs_result rs_commit_or_roll_back(rs_session *session, rs_result result);
+
+/* ----------------------------------------------------------------- look.c */
+
+/*
+ * For drivers, as they look at a table: one more column, whose name and type are values of the
+ * engine's catalog.  NULL where either is NULL or there is no memory.
+ */
+extern rs_column *rs_look_add(rs_look *look, rs_arena *arena, const rs_value *name,
+							  const rs_value *type);
+/* The column of that name; NULL: there is none. */
+extern const rs_column *rs_look_find(const rs_look *look, const char *name, size_t length);
 
 /* -------------------------------------------------------------- catalog.c */
 

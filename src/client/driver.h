@@ -162,6 +162,7 @@ typedef struct rs_look
 	bool only;             /* a plain table: rows of tables that inherit from it are not its */
 	rs_column *columns;
 	int column_count;
+	int column_room;                /* of columns: rs_look_add's */
 	bool id_is_unique;              /* by itself, always: no partial or deferred index */
 	const char *claim_index;        /* its name, where claims are to be made to use it; or NULL */
 	bool has_index[RS_INDEX_COUNT]; /* one that serves, where it is needed */
@@ -326,8 +327,8 @@ typedef struct rs_driver
 	/* Make our tables, or bring them up to date. */
 	rs_result (*install)(rs_session *session, bool with_wal, ruststream_notice_callback notice,
 						 void *arg);
-	/* RS_FAILED with RUSTSTREAM_NOT_INSTALLED where they are not there, or not of this version. */
-	rs_result (*check_installed)(rs_session *session);
+	/* Which version they are of; 0: there are none, or their making has been broken off. */
+	rs_result (*find_version)(rs_session *session, int64_t *version);
 } rs_driver;
 
 #ifdef RS_WITH_SQLITE

@@ -656,5 +656,5 @@ const rs_driver rs_mysql_driver = {
 	.wait = wait_idle,
 	.catalog = rs_mysql_catalog,
 	.install = rs_mysql_install,
-	.check_installed = rs_mysql_check_installed,
+	.find_version = rs_mysql_find_version,
 };

@@ -189,6 +189,6 @@ extern void rs_mysql_forget_handler(rs_mysql_session *session);
 extern const char *const rs_mysql_catalog[RS_CATALOG_COUNT];
 extern rs_result rs_mysql_install(rs_session *base, bool with_wal,
 								  ruststream_notice_callback notice, void *arg);
-extern rs_result rs_mysql_check_installed(rs_session *base);
+extern rs_result rs_mysql_find_version(rs_session *base, int64_t *version);
 
 #endif /* RUSTSTREAM_DRIVER_MYSQL_H */

@@ -12,7 +12,6 @@
 
 #include "schema_mysql.h" /* made of schema_mysql.sql */
 
-#define SCHEMA_VERSION 1
 #define INSTALL_KEY "ruststream install"
 
 /*
@@ -43,9 +42,8 @@ read_number(void *arg, const rs_value *columns, int count)
 	return false;
 }
 
-/* The version of our tables in this database; 0: there are none, or not all of them. */
-static rs_result
-installed_version(rs_session *base, int64_t *version)
+rs_result
+rs_mysql_find_version(rs_session *base, int64_t *version)
 {
 	static const rs_command command = {.text = "SELECT MAX(version) FROM ruststream_version",
 									   .slot = -1};
@@ -58,31 +56,11 @@ installed_version(rs_session *base, int64_t *version)
 	return result;
 }
 
-rs_result
-rs_mysql_check_installed(rs_session *base)
-{
-	int64_t version;
-	rs_result result = installed_version(base, &version);
-
-	if (result != RS_DONE || version == SCHEMA_VERSION)
-		return result;
-	if (version == 0)
-		rs_error_set(&base->error, RUSTSTREAM_NOT_INSTALLED, "", "Run: ruststream install URL",
-					 "this database has no tables of ruststream yet");
-	else
-		rs_error_set(&base->error, RUSTSTREAM_NOT_INSTALLED, "",
-					 version > SCHEMA_VERSION ? "Use the ruststream that made them."
-											  : "Run: ruststream install URL",
-					 "the tables of ruststream in this database are of version %lld, and this is "
-					 "for version %d",
-					 (long long) version, SCHEMA_VERSION);
-	return RS_FAILED;
-}
-
 /* A statement ends with ";" at the end of a line; comments are whole lines. */
 static rs_result
-run_schema(rs_mysql_session *session)
+run_schema(rs_session *base)
 {
+	rs_mysql_session *session = rs_mysql_of(base);
 	char *schema = strdup(rs_schema_mysql);
 	char *next = schema;
 	rs_result result = schema != NULL ? RS_DONE : rs_mysql_no_memory(session);
@@ -110,8 +88,6 @@ run_schema(rs_mysql_session *session)
 rs_result
 rs_mysql_install(rs_session *base, bool with_wal, ruststream_notice_callback notice, void *arg)
 {
-	rs_mysql_session *session = rs_mysql_of(base);
-	int64_t version = 0;
 	bool locked = false;
 	rs_result result = rs_mysql_lock_key(base, INSTALL_KEY, &locked);
 
@@ -125,11 +101,7 @@ rs_mysql_install(rs_session *base, bool with_wal, ruststream_notice_callback not
 		return RS_FAILED;
 	}
 	if (result == RS_DONE)
-		result = installed_version(base, &version);
-	if (result == RS_DONE && version == 0)
-		result = run_schema(session);
-	if (result == RS_DONE && version > SCHEMA_VERSION)
-		result = rs_mysql_check_installed(base);
+		result = rs_make_tables(base, run_schema);
 	if (locked)
 	{
 		rs_error kept = base->error;

@@ -22,14 +22,6 @@ ask(rs_session *base, const char *text, const char *name, int count, rs_row_call
 	return rs_mysql_execute(base, &command, values, count, row, arg, NULL);
 }
 
-static char *
-text_of(rs_arena *arena, const rs_value *value)
-{
-	return value->kind == RS_TEXT || value->kind == RS_BYTES
-			   ? rs_copy_bytes(arena, value->text, value->length)
-			   : NULL;
-}
-
 /* ---------------------------------------------------------------- columns */
 
 typedef struct looking
@@ -37,7 +29,6 @@ typedef struct looking
 	rs_arena *arena;
 	rs_look *look;
 	const rs_table *table;
-	int room;
 } looking;
 
 /* name, type, may be NULL, is generated */
@@ -45,28 +36,14 @@ static bool
 keep_column(void *arg, const rs_value *values, int count)
 {
 	looking *at = arg;
-	rs_look *look = at->look;
-	rs_column *column;
+	rs_column *column = rs_look_add(at->look, at->arena, &values[0], &values[1]);
 
 	(void) count;
-	if (look->column_count == at->room)
-	{
-		int room = at->room == 0 ? 16 : at->room * 2;
-		rs_column *columns = rs_alloc(at->arena, sizeof(rs_column) * (size_t) room);
-
-		if (columns == NULL)
-			return false;
-		if (look->column_count > 0)
-			memcpy(columns, look->columns, sizeof(rs_column) * (size_t) look->column_count);
-		look->columns = columns;
-		at->room = room;
-	}
-	column = &look->columns[look->column_count++];
-	column->name = text_of(at->arena, &values[0]);
-	column->type = text_of(at->arena, &values[1]);
+	if (column == NULL)
+		return false;
 	column->is_nullable = values[2].integer != 0;
 	column->is_generated = values[3].integer != 0;
-	return column->name != NULL && column->type != NULL;
+	return true;
 }
 
 /* Types, each with a comma in front and behind. */
@@ -87,18 +64,6 @@ is_of(const char *type, const char *types)
 			return true;
 	}
 	return false;
-}
-
-static const rs_column *
-find_column(const rs_look *look, const char *name, size_t length)
-{
-	for (int i = 0; i < look->column_count; i++)
-	{
-		if (strlen(look->columns[i].name) == length &&
-			memcmp(look->columns[i].name, name, length) == 0)
-			return &look->columns[i];
-	}
-	return NULL;
 }
 
 /* The types that a role's column may have, and what to say of another. */
@@ -126,7 +91,7 @@ check_types(rs_session *base, const rs_table *table, const rs_look *look)
 	for (size_t i = 0; i < sizeof(role_types) / sizeof(role_types[0]); i++)
 	{
 		const char *name = table->column[role_types[i].role];
-		const rs_column *column = name != NULL ? find_column(look, name, strlen(name)) : NULL;
+		const rs_column *column = name != NULL ? rs_look_find(look, name, strlen(name)) : NULL;
 
 		if (column != NULL && !is_of(column->type, role_types[i].types))
 			return rs_mysql_refuse(rs_mysql_of(base), role_types[i].hint,
@@ -136,7 +101,7 @@ check_types(rs_session *base, const rs_table *table, const rs_look *look)
 	for (int n = 0; table->lock_key != NULL && rs_key_column(table->lock_key, n, &start, &length);
 		 n++)
 	{
-		const rs_column *column = find_column(look, start, length);
+		const rs_column *column = rs_look_find(look, start, length);
 
 		if (column != NULL && !is_of(column->type, KEYS))
 			return rs_mysql_refuse(
@@ -230,7 +195,7 @@ keep_index_column(void *arg, const rs_value *values, int count)
 		list->count = 0;
 	}
 	if (list->count < MAX_INDEX_COLUMNS)
-		list->columns[list->count] = text_of(list->at->arena, &values[2]);
+		list->columns[list->count] = rs_text_of(list->at->arena, &values[2]);
 	list->is_plain = list->is_plain && list->count < MAX_INDEX_COLUMNS && values[3].integer != 0;
 	list->count++;
 	return true;
@@ -284,10 +249,10 @@ keep_table(void *arg, const rs_value *values, int count)
 	found_table *found = arg;
 
 	(void) count;
-	found->schema = text_of(found->arena, &values[0]);
-	found->name = text_of(found->arena, &values[1]);
-	found->type = text_of(found->arena, &values[2]);
-	found->engine = text_of(found->arena, &values[3]);
+	found->schema = rs_text_of(found->arena, &values[0]);
+	found->name = rs_text_of(found->arena, &values[1]);
+	found->type = rs_text_of(found->arena, &values[2]);
+	found->engine = rs_text_of(found->arena, &values[3]);
 	return false;
 }
 
@@ -348,7 +313,7 @@ rs_mysql_look(rs_session *base, const rs_table *table, rs_arena *arena, rs_look 
 		return rs_mysql_no_memory(rs_mysql_of(base));
 	if (result != RS_DONE)
 		return result;
-	column = payload != NULL ? find_column(look, payload, strlen(payload)) : NULL;
+	column = payload != NULL ? rs_look_find(look, payload, strlen(payload)) : NULL;
 	look->payload_is_bytes =
 		column != NULL &&
 		is_of(column->type, ",binary,varbinary,tinyblob,blob,mediumblob,longblob,");

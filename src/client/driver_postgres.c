@@ -593,5 +593,5 @@ const rs_driver rs_postgres_driver = {
 	.wait = rs_postgres_wait,
 	.catalog = rs_postgres_catalog,
 	.install = rs_postgres_install,
-	.check_installed = rs_postgres_check_installed,
+	.find_version = rs_postgres_find_version,
 };

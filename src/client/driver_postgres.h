@@ -219,7 +219,7 @@ extern rs_result rs_postgres_look(rs_session *base, const rs_table *table, rs_ar
 extern const char *const rs_postgres_catalog[RS_CATALOG_COUNT];
 extern rs_result rs_postgres_install(rs_session *base, bool with_wal,
 									 ruststream_notice_callback notice, void *arg);
-extern rs_result rs_postgres_check_installed(rs_session *base);
+extern rs_result rs_postgres_find_version(rs_session *base, int64_t *version);
 extern rs_result rs_postgres_check_plan(rs_session *base, const struct rs_plan *plan,
 										const char **warning);
 extern rs_result rs_postgres_wait(rs_session *base, int stop_fd, int64_t ms);

@@ -17,8 +17,6 @@
 
 #include "schema_postgres.h" /* made of schema_postgres.sql */
 
-#define SCHEMA_VERSION 1
-
 #define IS " OPERATOR(pg_catalog.=) "
 #define QUEUE_COLUMNS                                                                              \
 	"id_column, group_column, priority_column, partition_key_column, retry_after_column, "         \
@@ -104,7 +102,6 @@ typedef struct installed
 {
 	bool is_there;
 	bool is_trusted; /* its owner may do what we may, or more */
-	int64_t version;
 } installed;
 
 static bool
@@ -122,16 +119,16 @@ static bool
 read_version(void *arg, const rs_value *columns, int count)
 {
 	(void) count;
-	((installed *) arg)->version = columns[0].integer;
+	*(int64_t *) arg = columns[0].integer;
 	return false;
 }
 
 /*
- * What is there.  Whoever owns the tables decides what our workers execute, so they count only
- * where their owner is a superuser, the database's owner, or a member of our role.
+ * Whoever owns the tables decides what our workers execute, so they count only where their owner is
+ * a superuser, the database's owner, or a member of our role.
  */
-static rs_result
-find_installed(rs_session *base, installed *found)
+rs_result
+rs_postgres_find_version(rs_session *base, int64_t *version)
 {
 	static const rs_command owner = {
 		.text =
@@ -146,14 +143,16 @@ find_installed(rs_session *base, installed *found)
 			" WHERE n.nspname OPERATOR(pg_catalog.=) 'public'"
 			" AND c.relname OPERATOR(pg_catalog.=) 'ruststream_version'",
 		.slot = -1};
-	static const rs_command version = {
+	static const rs_command read = {
 		.text = "SELECT pg_catalog.max(version) FROM public.ruststream_version", .slot = -1};
-	rs_result result = rs_postgres_execute(base, &owner, NULL, 0, read_owner, found, NULL);
+	installed found = {false, false};
+	rs_result result = rs_postgres_execute(base, &owner, NULL, 0, read_owner, &found, NULL);
 
-	if (result != RS_DONE || !found->is_there)
+	*version = 0;
+	if (result != RS_DONE || !found.is_there)
 		return result;
-	if (found->is_trusted)
-		return rs_postgres_execute(base, &version, NULL, 0, read_version, found, NULL);
+	if (found.is_trusted)
+		return rs_postgres_execute(base, &read, NULL, 0, read_version, version, NULL);
 	rs_error_set(&base->error, RUSTSTREAM_REFUSED, "42501",
 				 "They say what this program executes. Let their owner be the role that serves, a "
 				 "member of it, the owner of the database, or a superuser.",
@@ -162,57 +161,28 @@ find_installed(rs_session *base, installed *found)
 	return RS_FAILED;
 }
 
-rs_result
-rs_postgres_check_installed(rs_session *base)
-{
-	installed found = {false, false, 0};
-	rs_result result = find_installed(base, &found);
-
-	if (result != RS_DONE || found.version == SCHEMA_VERSION)
-		return result;
-	if (!found.is_there)
-		rs_error_set(&base->error, RUSTSTREAM_NOT_INSTALLED, "", "Run: ruststream install URL",
-					 "this database has no tables of ruststream yet");
-	else
-		rs_error_set(&base->error, RUSTSTREAM_NOT_INSTALLED, "",
-					 found.version > SCHEMA_VERSION ? "Use the ruststream that made them."
-													: "Run: ruststream install URL",
-					 "the tables of ruststream in this database are of version %lld, and this is "
-					 "for version %d",
-					 (long long) found.version, SCHEMA_VERSION);
-	return RS_FAILED;
-}
-
 /* One installation at a time: a lock that goes with the transaction, on a number of our own. */
 #define ONE_AT_A_TIME "SELECT pg_catalog.pg_advisory_xact_lock(7238147152366728818)"
+
+static rs_result
+run_schema(rs_session *base)
+{
+	return rs_postgres_run(rs_postgres_of(base), rs_schema_postgres);
+}
 
 rs_result
 rs_postgres_install(rs_session *base, bool with_wal, ruststream_notice_callback notice, void *arg)
 {
-	rs_postgres_session *session = rs_postgres_of(base);
-	installed found = {false, false, 0};
 	rs_result result = base->driver->begin(base, RS_FOR_US, NULL);
 
 	(void) with_wal;
 	(void) notice;
 	(void) arg;
 	if (result == RS_DONE)
-		result = rs_postgres_run(session, ONE_AT_A_TIME);
+		result = rs_postgres_run(rs_postgres_of(base), ONE_AT_A_TIME);
 	if (result == RS_DONE)
-		result = find_installed(base, &found);
-	if (result == RS_DONE && !found.is_there)
-		result = rs_postgres_run(session, rs_schema_postgres);
-	if (result == RS_DONE && found.version > SCHEMA_VERSION)
-		result = rs_postgres_check_installed(base);
-	if (result == RS_DONE)
-		result = base->driver->commit(base);
-	if (result != RS_DONE)
-	{
-		rs_error kept = base->error;
-
-		(void) base->driver->rollback(base);
-		base->error = kept;
-	}
+		result = rs_make_tables(base, run_schema);
+	result = rs_commit_or_roll_back(base, result);
 	if (result == RS_FAILED && strcmp(base->error.state, "42501") == 0 &&
 		base->error.hint[0] == '\0')
 		(void) snprintf(base->error.hint, sizeof(base->error.hint),

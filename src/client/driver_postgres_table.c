@@ -22,16 +22,9 @@ typedef struct looking
 	const rs_table *table;
 	char oid[16];
 	char kind;
-	int room;
 	bool answer; /* of a question */
 	rs_result result;
 } looking;
-
-static char *
-text_of(rs_arena *arena, const rs_value *value)
-{
-	return value->kind == RS_TEXT ? rs_copy_bytes(arena, value->text, value->length) : NULL;
-}
 
 static rs_result
 ask(looking *at, const char *text, const rs_value *values, int count, rs_row_callback row)
@@ -175,44 +168,20 @@ check_key_column(looking *at, const rs_column *column, Oid type)
 	return true;
 }
 
-static bool
-make_room(looking *at)
-{
-	rs_look *look = at->look;
-	int room = at->room == 0 ? 16 : at->room * 2;
-	rs_column *columns;
-
-	if (look->column_count < at->room)
-		return true;
-	columns = rs_alloc(at->arena, sizeof(rs_column) * (size_t) room);
-	if (columns == NULL)
-		return false;
-	if (look->column_count > 0)
-		memcpy(columns, look->columns, sizeof(rs_column) * (size_t) look->column_count);
-	look->columns = columns;
-	at->room = room;
-	return true;
-}
-
 /* name, type as declared, generated, NOT NULL, its type or a domain's, precision, identity always
  */
 static bool
 keep_column(void *arg, const rs_value *values, int count)
 {
 	looking *at = arg;
+	rs_column *column = rs_look_add(at->look, at->arena, &values[0], &values[1]);
 	Oid type = (Oid) values[4].integer;
-	rs_column *column;
 
 	(void) count;
-	if (!make_room(at))
+	if (column == NULL)
 		return false;
-	column = &at->look->columns[at->look->column_count++];
-	column->name = text_of(at->arena, &values[0]);
-	column->type = text_of(at->arena, &values[1]);
 	column->is_generated = values[2].integer != 0;
 	column->is_nullable = values[3].integer == 0;
-	if (column->name == NULL || column->type == NULL)
-		return false;
 	for (int role = 0; role < RS_ROLE_COUNT; role++)
 	{
 		const char *name = at->table->column[role];
@@ -378,9 +347,9 @@ keep_table(void *arg, const rs_value *values, int count)
 	(void) count;
 	(void) snprintf(at->oid, sizeof(at->oid), "%lld", (long long) values[0].integer);
 	at->kind = values[1].text[0];
-	at->look->schema = text_of(at->arena, &values[2]);
-	at->look->name = text_of(at->arena, &values[3]);
-	at->look->full_name = text_of(at->arena, &values[4]);
+	at->look->schema = rs_text_of(at->arena, &values[2]);
+	at->look->name = rs_text_of(at->arena, &values[3]);
+	at->look->full_name = rs_text_of(at->arena, &values[4]);
 	return false;
 }
 

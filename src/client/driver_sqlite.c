@@ -516,5 +516,5 @@ const rs_driver rs_sqlite_driver = {
 	.wait = wait_idle,
 	.catalog = rs_portable_catalog,
 	.install = rs_sqlite_install,
-	.check_installed = rs_sqlite_check_installed,
+	.find_version = rs_sqlite_find_version,
 };

@@ -66,7 +66,7 @@ extern rs_result rs_sqlite_look(rs_session *base, const rs_table *table, rs_aren
 /* driver_sqlite_install.c */
 extern rs_result rs_sqlite_install(rs_session *base, bool with_wal,
 								   ruststream_notice_callback notice, void *arg);
-extern rs_result rs_sqlite_check_installed(rs_session *base);
+extern rs_result rs_sqlite_find_version(rs_session *base, int64_t *version);
 
 /* driver_sqlite_handler.c */
 extern bool rs_sqlite_register_functions(rs_sqlite_session *session);

@@ -12,8 +12,6 @@
 
 #include "schema_sqlite.h" /* made of schema_sqlite.sql */
 
-#define SCHEMA_VERSION 1
-
 static bool
 read_number(void *arg, const rs_value *columns, int count)
 {
@@ -30,9 +28,8 @@ read_text(void *arg, const rs_value *columns, int count)
 	return false;
 }
 
-/* The version of our tables in this database; 0: there are none. */
-static rs_result
-installed_version(rs_session *base, int64_t *version)
+rs_result
+rs_sqlite_find_version(rs_session *base, int64_t *version)
 {
 	static const rs_command exists = {.text =
 										  "SELECT count(*) FROM sqlite_schema WHERE type = 'table'"
@@ -47,27 +44,6 @@ installed_version(rs_session *base, int64_t *version)
 	if (result == RS_DONE && count > 0)
 		result = base->driver->execute(base, &read, NULL, 0, read_number, version, NULL);
 	return result;
-}
-
-rs_result
-rs_sqlite_check_installed(rs_session *base)
-{
-	int64_t version;
-	rs_result result = installed_version(base, &version);
-
-	if (result != RS_DONE || version == SCHEMA_VERSION)
-		return result;
-	if (version == 0)
-		rs_error_set(&base->error, RUSTSTREAM_NOT_INSTALLED, "", "Run: ruststream install URL",
-					 "this database has no tables of ruststream yet");
-	else
-		rs_error_set(&base->error, RUSTSTREAM_NOT_INSTALLED, "",
-					 version > SCHEMA_VERSION ? "Use the ruststream that made them."
-											  : "Run: ruststream install URL",
-					 "the tables of ruststream in this database are of version %lld, and this is "
-					 "for version %d",
-					 (long long) version, SCHEMA_VERSION);
-	return RS_FAILED;
 }
 
 static rs_result
@@ -86,29 +62,20 @@ see_to_wal(rs_session *base, bool with_wal, ruststream_notice_callback notice, v
 	return result;
 }
 
+static rs_result
+run_schema(rs_session *base)
+{
+	return rs_sqlite_run((rs_sqlite_session *) base, rs_schema_sqlite);
+}
+
 rs_result
 rs_sqlite_install(rs_session *base, bool with_wal, ruststream_notice_callback notice, void *arg)
 {
-	rs_sqlite_session *session = (rs_sqlite_session *) base;
-	int64_t version = 0;
 	rs_result result = see_to_wal(base, with_wal, notice, arg);
 
 	if (result == RS_DONE)
 		result = base->driver->begin(base, RS_FOR_US, NULL);
 	if (result == RS_DONE)
-		result = installed_version(base, &version);
-	if (result == RS_DONE && version == 0)
-		result = rs_sqlite_run(session, rs_schema_sqlite);
-	if (result == RS_DONE && version > SCHEMA_VERSION)
-		result = rs_sqlite_check_installed(base);
-	if (result == RS_DONE)
-		result = base->driver->commit(base);
-	if (result != RS_DONE)
-	{
-		rs_error kept = base->error;
-
-		(void) base->driver->rollback(base);
-		base->error = kept;
-	}
-	return result;
+		result = rs_make_tables(base, run_schema);
+	return rs_commit_or_roll_back(base, result);
 }

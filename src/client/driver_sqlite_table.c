@@ -21,12 +21,6 @@ ask(rs_session *base, const char *text, const char *name, rs_row_callback row, v
 	return base->driver->execute(base, &command, &value, 1, row, arg, NULL);
 }
 
-static char *
-text_of(rs_arena *arena, const rs_value *value)
-{
-	return value->kind == RS_TEXT ? rs_copy_bytes(arena, value->text, value->length) : NULL;
-}
-
 /* ---------------------------------------------------------------- columns */
 
 typedef struct looking
@@ -34,7 +28,6 @@ typedef struct looking
 	rs_arena *arena;
 	rs_look *look;
 	const rs_table *table;
-	int room;
 	int key_columns;  /* of the primary key */
 	bool id_is_key;   /* the id is one of them */
 	bool id_is_rowid; /* an INTEGER PRIMARY KEY cannot be NULL */
@@ -51,26 +44,10 @@ static bool
 keep_column(void *arg, const rs_value *values, int count)
 {
 	looking *at = arg;
-	rs_look *look = at->look;
-	rs_column *column;
+	rs_column *column = rs_look_add(at->look, at->arena, &values[0], &values[1]);
 
 	(void) count;
-	if (look->column_count == at->room)
-	{
-		int room = at->room == 0 ? 16 : at->room * 2;
-		rs_column *columns = rs_alloc(at->arena, sizeof(rs_column) * (size_t) room);
-
-		if (columns == NULL)
-			return false;
-		if (look->column_count > 0)
-			memcpy(columns, look->columns, sizeof(rs_column) * (size_t) look->column_count);
-		look->columns = columns;
-		at->room = room;
-	}
-	column = &look->columns[look->column_count++];
-	column->name = text_of(at->arena, &values[0]);
-	column->type = text_of(at->arena, &values[1]);
-	if (column->name == NULL || column->type == NULL)
+	if (column == NULL)
 		return !at->arena->is_exhausted;
 	column->is_generated = values[4].integer != 0;
 	column->is_nullable = values[2].integer == 0;
@@ -127,7 +104,7 @@ keep_index_column(void *arg, const rs_value *values, int count)
 	(void) count;
 	if (columns->count < MAX_INDEX_COLUMNS)
 		columns->names[columns->count] =
-			values[1].integer == 0 ? text_of(columns->arena, &values[0]) : NULL;
+			values[1].integer == 0 ? rs_text_of(columns->arena, &values[0]) : NULL;
 	columns->count++;
 	return true;
 }
@@ -186,8 +163,8 @@ judge_index(void *arg, const rs_value *values, int count)
 	index_list *list = arg;
 	looking *at = list->at;
 	const rs_table *table = at->table;
-	const char *name = text_of(at->arena, &values[0]);
-	const char *sql = text_of(at->arena, &values[3]);
+	const char *name = rs_text_of(at->arena, &values[0]);
+	const char *sql = rs_text_of(at->arena, &values[3]);
 	const char *processed = table->column[RS_ROLE_PROCESSED_AT];
 	const char *lease = table->column[RS_ROLE_LOCKED_UNTIL];
 	bool is_partial = values[2].integer != 0;
@@ -246,8 +223,8 @@ keep_table(void *arg, const rs_value *values, int count)
 	found_table *found = arg;
 
 	(void) count;
-	found->name = text_of(found->arena, &values[0]);
-	found->type = text_of(found->arena, &values[1]);
+	found->name = rs_text_of(found->arena, &values[0]);
+	found->type = rs_text_of(found->arena, &values[1]);
 	return false;
 }
 

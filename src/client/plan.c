@@ -76,18 +76,6 @@ refuse_problem(ruststream *handle, rs_problem problem)
 				   (int) (hole - text), text, problem.subject, hole + 2);
 }
 
-static const rs_column *
-find_column(const rs_look *look, const char *name, size_t length)
-{
-	for (int i = 0; i < look->column_count; i++)
-	{
-		if (strlen(look->columns[i].name) == length &&
-			memcmp(look->columns[i].name, name, length) == 0)
-			return &look->columns[i];
-	}
-	return NULL;
-}
-
 static ruststream_code
 refuse_missing_column(ruststream *handle, const char *table, const char *name, int length,
 					  const char *what)
@@ -108,14 +96,14 @@ check_columns(ruststream *handle, const rs_table *table, const rs_look *look)
 	{
 		const char *name = table->column[role];
 
-		if (name != NULL && find_column(look, name, strlen(name)) == NULL)
+		if (name != NULL && rs_look_find(look, name, strlen(name)) == NULL)
 			return refuse_missing_column(handle, table->name, name, (int) strlen(name),
 										 "its description");
 	}
 	for (int n = 0; table->lock_key != NULL && rs_key_column(table->lock_key, n, &start, &length);
 		 n++)
 	{
-		if (find_column(look, start, length) == NULL)
+		if (rs_look_find(look, start, length) == NULL)
 			return refuse_missing_column(handle, table->name, start, (int) length, "the lock key");
 	}
 	return RUSTSTREAM_OK;
@@ -125,7 +113,7 @@ static ruststream_code
 check_id(ruststream *handle, const rs_table *table, const rs_look *look)
 {
 	const char *id = table->column[RS_ROLE_ID];
-	const rs_column *column = find_column(look, id, strlen(id));
+	const rs_column *column = rs_look_find(look, id, strlen(id));
 
 	if (!look->id_is_unique)
 		return rs_fail(handle, RUSTSTREAM_REFUSED,
@@ -229,7 +217,7 @@ bind_dead_table(ruststream *handle, rs_plan *plan)
 	for (int i = 0; i < plan->look.column_count; i++)
 	{
 		const rs_column *from = &plan->look.columns[i];
-		const rs_column *to = find_column(&look, from->name, strlen(from->name));
+		const rs_column *to = rs_look_find(&look, from->name, strlen(from->name));
 
 		if (from->is_generated)
 			continue;

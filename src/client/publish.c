@@ -146,8 +146,7 @@ ruststream_publish(ruststream *handle, const ruststream_task *task, char *id, si
 		return rs_fail(handle, RUSTSTREAM_MISUSE, NULL, "a task names no table");
 	if (returned.size > 0)
 		id[0] = '\0';
-	if (handle->driver->check_installed(handle->session) != RS_DONE)
-		code = rs_take_error(handle);
+	code = rs_check_installed(handle);
 	if (code == RUSTSTREAM_OK)
 		code = rs_load_queue(handle, task->table, &arena, &table);
 	if (code == RUSTSTREAM_OK)
@@ -173,42 +172,29 @@ typedef struct looking
 	int room;
 } looking;
 
-static const char *
-text_of(rs_arena *arena, const rs_value *value)
-{
-	return value->kind == RS_TEXT ? rs_copy_bytes(arena, value->text, value->length) : NULL;
-}
-
 static bool
 keep_status(void *arg, const rs_value *columns, int count)
 {
 	looking *into = arg;
+	ruststream_status *rows;
 	ruststream_status *row;
 
 	(void) count;
-	if (into->count == into->room)
-	{
-		int room = into->room == 0 ? 16 : into->room * 2;
-		ruststream_status *rows = rs_alloc(&into->arena, sizeof(*rows) * (size_t) room);
-
-		if (rows == NULL)
-			return false;
-		if (into->count > 0)
-			memcpy(rows, into->rows, sizeof(*rows) * (size_t) into->count);
-		into->rows = rows;
-		into->room = room;
-	}
-	row = &into->rows[into->count++];
+	rows = rs_grow(&into->arena, into->rows, into->count, &into->room, sizeof(*rows));
+	if (rows == NULL)
+		return false;
+	into->rows = rows;
+	row = &rows[into->count++];
 	memset(row, 0, sizeof(*row));
-	row->subscription = text_of(&into->arena, &columns[0]);
-	row->queue = text_of(&into->arena, &columns[1]);
-	row->state = text_of(&into->arena, &columns[2]);
+	row->subscription = rs_text_of(&into->arena, &columns[0]);
+	row->queue = rs_text_of(&into->arena, &columns[1]);
+	row->state = rs_text_of(&into->arena, &columns[2]);
 	row->workers = columns[3].integer;
 	row->workers_wanted = columns[4].integer;
 	row->delivered = columns[5].integer;
 	row->failed = columns[6].integer;
-	row->last_error = text_of(&into->arena, &columns[7]);
-	row->last_error_at = text_of(&into->arena, &columns[8]);
+	row->last_error = rs_text_of(&into->arena, &columns[7]);
+	row->last_error_at = rs_text_of(&into->arena, &columns[8]);
 	row->in_work = -1;
 	row->dead = -1;
 	return true;
@@ -227,7 +213,7 @@ read_depth(void *arg, const rs_value *columns, int count)
 
 	of->row->ready = columns[0].integer;
 	of->row->waiting = columns[1].integer;
-	of->row->oldest = text_of(&of->into->arena, &columns[2]);
+	of->row->oldest = rs_text_of(&of->into->arena, &columns[2]);
 	if (count > 3 && columns[3].kind == RS_INTEGER)
 		of->row->in_work = columns[3].integer;
 	return false;
@@ -289,8 +275,8 @@ ruststream_look(ruststream *handle, const char *name, ruststream_status_callback
 	ruststream_code code = rs_begin_call(handle);
 	bool found = false;
 
-	if (code == RUSTSTREAM_OK && handle->driver->check_installed(handle->session) != RS_DONE)
-		code = rs_take_error(handle);
+	if (code == RUSTSTREAM_OK)
+		code = rs_check_installed(handle);
 	if (code == RUSTSTREAM_OK && rs_catalog(handle->session, RS_CATALOG_STATUS, NULL, 0,
 											keep_status, &into, NULL) != RS_DONE)
 		code = rs_take_error(handle);

@@ -285,8 +285,8 @@ ruststream_worker_open(ruststream *handle, const char *subscription, ruststream_
 	if (code == RUSTSTREAM_OK && handle->worker != NULL)
 		code = rs_fail(handle, RUSTSTREAM_MISUSE, "Open another handle for it.",
 					   "this handle has a worker already");
-	if (code == RUSTSTREAM_OK && handle->driver->check_installed(handle->session) != RS_DONE)
-		code = rs_take_error(handle);
+	if (code == RUSTSTREAM_OK)
+		code = rs_check_installed(handle);
 	if (code != RUSTSTREAM_OK)
 		return code;
 
