@@ -34,17 +34,11 @@
 static int
 claim_limit(const RsEngine *engine)
 {
-	const rs_table *table = &engine->subscription->queue.table;
-	int64 limit = engine->subscription->batch_size;
+	int limit = engine->subscription->batch_size;
 
-	/* One row of each line; each line's guard is held, or its lease looked for. */
-	if (rs_table_lines(table) != RS_LINES_NONE)
-		limit = Min(limit, RS_MAX_GUARDS);
 	if (engine->batch_limit > 0)
 		limit = Min(limit, engine->batch_limit);
-	if (engine->delivery_limit > 0)
-		limit = Min(limit, engine->delivery_limit);
-	return (int) limit;
+	return rs_claim_limit(engine, limit);
 }
 
 /* From now on the work is a batch of so many rows; more may not be added. */
@@ -245,12 +239,6 @@ conclude_together(RsWork *work)
 		engine->batch_limit = 0;
 }
 
-static RsProgress
-nothing_claimed(RsEngine *engine)
-{
-	return rs_claim_held_until(engine) != 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
-}
-
 /*
  * Claim, in the transaction that has begun; false: that is over, and *progress
  * says why.
@@ -262,20 +250,8 @@ claim_batch(RsWork *work, int limit, RsProgress *progress)
 	RsDelivery *deliveries = palloc0(sizeof(RsDelivery) * limit);
 	int count = rs_claim(engine, deliveries, limit);
 
-	rs_trace_step(engine, RS_STEP_CLAIM, psprintf("%d", count));
-	if (count == 0)
-	{
-		rs_engine_commit(engine);
-		*progress = nothing_claimed(engine);
+	if (!rs_has_claimed(engine, count, progress))
 		return false;
-	}
-	RS_FAILPOINT("after_claim");
-	if (rs_engine_is_outdated(engine))
-	{
-		rs_engine_rollback(engine);
-		*progress = RS_PROGRESS_TRANSIENT;
-		return false;
-	}
 	make_batch(work, count);
 	for (int i = 0; i < count; i++)
 		work->batch->works[i].delivery = deliveries[i];
@@ -409,28 +385,6 @@ deliver_lease(RsWork *work)
 	return handle_apart(work);
 }
 
-static bool
-is_same(const char *a, const char *b)
-{
-	return a != NULL && b != NULL && strcmp(a, b) == 0;
-}
-
-/*
- * Is this candidate's key, or its line, one of those that were asked for already?  A
- * session may have the same lock twice.
- */
-static bool
-is_known(const RsCandidate *candidates, int number)
-{
-	for (int i = 0; i < number; i++)
-	{
-		if (is_same(candidates[i].key, candidates[number].key) ||
-			is_same(candidates[i].guard, candidates[number].guard))
-			return true;
-	}
-	return false;
-}
-
 /* Lock the keys of the first candidates, one row a key; returns how many. */
 static int
 lock_keys(RsWork *work, const RsCandidate *candidates, int count, int limit)
@@ -442,7 +396,8 @@ lock_keys(RsWork *work, const RsCandidate *candidates, int count, int limit)
 	{
 		RsWork *row = &batch->works[locked];
 
-		if (is_known(candidates, i) || !rs_lock_key(work->engine, &row->delivery, &candidates[i]))
+		if (rs_is_known_candidate(candidates, i) ||
+			!rs_lock_key(work->engine, &row->delivery, &candidates[i]))
 			continue;
 		row->delivery.id = candidates[i].id;
 		row->delivery.has_line = candidates[i].has_line;
@@ -557,7 +512,7 @@ deliver_advisory(RsWork *work)
 		}
 	}
 	if (progress == RS_PROGRESS_NOTHING)
-		return nothing_claimed(engine);
+		return rs_nothing_claimed(engine);
 	return progress == RS_PROGRESS_DELIVERED ? handle_apart(work) : progress;
 }
 

@@ -218,6 +218,42 @@ held_array(RsEngine *engine)
 										   engine->id_byval, engine->id_align));
 }
 
+/* -------------------------------------------------------- how many rows */
+
+int
+rs_claim_limit(const RsEngine *engine, int limit)
+{
+	/* One row of each line, whose guard is held, or its lease looked for. */
+	if (rs_table_lines(&engine->subscription->queue.table) != RS_LINES_NONE)
+		limit = Min(limit, RS_MAX_GUARDS);
+	if (engine->delivery_limit > 0)
+		limit = (int) Min(limit, engine->delivery_limit);
+	return limit;
+}
+
+int
+rs_claim_limit_in_time(const RsEngine *engine)
+{
+	const RsSubscription *subscription = engine->subscription;
+	int limit = rs_claim_limit(engine, subscription->deliveries_per_commit);
+
+	if (engine->alone > 0 || subscription->max_commit_wait == 0)
+		return 1;
+	if (engine->handling_time * limit > (double) subscription->max_commit_wait)
+		limit = (int) ((double) subscription->max_commit_wait / engine->handling_time);
+	return Max(limit, 1);
+}
+
+/* A new time counts an eighth. */
+void
+rs_note_handling_time(RsEngine *engine, int64 microseconds)
+{
+	if (engine->handling_time < 0)
+		engine->handling_time = (double) microseconds;
+	else
+		engine->handling_time += ((double) microseconds - engine->handling_time) / 8;
+}
+
 /* ------------------------------------------------------------ the claim */
 
 /*

@@ -35,6 +35,7 @@
 
 #include "access/xact.h"
 #include "storage/lmgr.h"
+#include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -400,6 +401,36 @@ rs_finish(RsWork *work)
 
 /* --------------------------------------------------------------- the lanes */
 
+RsProgress
+rs_nothing_claimed(RsEngine *engine)
+{
+	return rs_claim_held_until(engine) != 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
+}
+
+bool
+rs_has_claimed(RsEngine *engine, int rows, RsProgress *progress)
+{
+	char suffix[12];
+
+	pg_ltoa(rows, suffix);
+	rs_trace_step(engine, RS_STEP_CLAIM, suffix);
+	if (rows == 0)
+	{
+		rs_engine_commit(engine);
+		*progress = rs_nothing_claimed(engine);
+		return false;
+	}
+	RS_FAILPOINT("after_claim");
+	/* Only now, with the table locked by the claim, it can change no more. */
+	if (rs_engine_is_outdated(engine))
+	{
+		rs_engine_rollback(engine);
+		*progress = RS_PROGRESS_TRANSIENT;
+		return false;
+	}
+	return true;
+}
+
 void
 rs_begin_work(RsWork *work)
 {
@@ -416,24 +447,14 @@ RsProgress
 rs_deliver_row_lock(RsWork *work)
 {
 	RsEngine *engine = work->engine;
-	bool claimed;
+	RsProgress progress;
+	int claimed;
 
 	RS_FAILPOINT("after_begin");
-	claimed = rs_claim(engine, &work->delivery, 1) == 1;
+	claimed = rs_claim(engine, &work->delivery, 1);
 	work->outer_owner = CurrentResourceOwner;
-	rs_trace_step(engine, RS_STEP_CLAIM, claimed ? "1" : "0");
-	if (!claimed)
-	{
-		rs_engine_commit(engine);
-		return rs_claim_held_until(engine) != 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
-	}
-	RS_FAILPOINT("after_claim");
-	/* Only now, with the table locked by the claim, it can change no more. */
-	if (rs_engine_is_outdated(engine))
-	{
-		rs_engine_rollback(engine);
-		return RS_PROGRESS_TRANSIENT;
-	}
+	if (!rs_has_claimed(engine, claimed, &progress))
+		return progress;
 
 	rs_begin_work(work);
 	rs_handle_below_savepoint(work);

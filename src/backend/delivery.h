@@ -95,6 +95,16 @@ extern void rs_delivery_values(const RsSubscription *subscription, const RsDeliv
 /* ----------------------------------------------------------------- claim.c */
 
 /*
+ * How many rows a claim may take, of as many as limit: one of each line, and no more than
+ * drain was asked for.  The second of those that are delivered one after another, by
+ * deliveries_per_commit: as many as would be within max_commit_wait, going by what a
+ * delivery has taken of late (the third, in microseconds); 1 while they go one at a time.
+ */
+extern int rs_claim_limit(const RsEngine *engine, int limit);
+extern int rs_claim_limit_in_time(const RsEngine *engine);
+extern void rs_note_handling_time(RsEngine *engine, int64 microseconds);
+
+/*
  * Claim up to limit rows, into zeroed deliveries, in claim order.  Returns how
  * many; 0 where none is due, and engine->next_due is set then.
  */
@@ -202,6 +212,15 @@ extern void rs_guard_release(const RsGuard *guard, bool for_session);
 
 /* --------------------------------------------------------------- deliver.c */
 
+/*
+ * The claim has found so many rows.  False: its transaction is over, and *progress says why:
+ * nothing was found, or what the claim went by has changed.
+ */
+extern bool rs_has_claimed(RsEngine *engine, int rows, RsProgress *progress);
+
+/* What to say where nothing was found: held, if rows are left alone, which come back. */
+extern RsProgress rs_nothing_claimed(RsEngine *engine);
+
 /* A row is in work: say so, and have a neighbour look for the next one. */
 extern void rs_begin_work(RsWork *work);
 
@@ -209,8 +228,10 @@ extern void rs_begin_work(RsWork *work);
 extern void rs_keep_error(RsWork *work);
 extern void rs_keep_settlement_error(RsWork *work);
 
-/* What was kept and cannot be left to a settlement is raised again, so that everything is rolled
- * back. */
+/*
+ * What was kept and cannot be left to a settlement is raised again, so that everything is rolled
+ * back.
+ */
 extern void rs_raise_what_is_no_failure(const RsWork *work);
 
 /*
@@ -229,14 +250,6 @@ extern void rs_handle_below_savepoint(RsWork *work);
  * (transient, or a cancel of the caller's) is raised again.
  */
 extern void rs_handle_claimed(RsWork *work);
-
-/*
- * Below a savepoint, in the claim's transaction, which stays open.  Ends with
- * the savepoint released where the handler's writes are kept, and open after any
- * other answer and after an error.  What is no failure of the delivery is
- * raised again, as above.
- */
-extern void rs_handle_below_savepoint(RsWork *work);
 
 /* Walk through what remains of the lane after the handler: these three in one. */
 extern void rs_finish(RsWork *work);
@@ -258,9 +271,6 @@ extern RsProgress rs_deliver_row_lock(RsWork *work);
 /* The row lock lane where deliveries may share a commit; a transaction has begun. */
 extern RsProgress rs_deliver_sharing(RsWork *work);
 
-/* A handler has taken so long, in microseconds. */
-extern void rs_note_handling_time(RsEngine *engine, int64 microseconds);
-
 /*
  * The transaction that several deliveries shared is rolled back: they are
  * delivered anew, one at a time.
@@ -271,6 +281,7 @@ extern void rs_deliver_apart(RsWork *work);
 
 /* Deliver a batch in the form that the queue has; a transaction has begun. */
 extern RsProgress rs_deliver_batch(RsWork *work);
+
 /* ------------------------------------------------------------- interrupt.c */
 
 /*
@@ -331,6 +342,12 @@ extern int rs_unclaim_rows(RsWork *works, int count);
 /* --------------------------------------------------------- lane_advisory.c */
 
 extern RsProgress rs_deliver_advisory(RsWork *work);
+
+/*
+ * Is this candidate's key, or its line, one of those in front of it, which have been asked for?  A
+ * session may have the same lock twice.
+ */
+extern bool rs_is_known_candidate(const RsCandidate *candidates, int number);
 
 /* Lock a key for this session, without waiting; false: it is somebody else's. */
 extern bool rs_lock_key(RsEngine *engine, RsDelivery *delivery, const RsCandidate *candidate);

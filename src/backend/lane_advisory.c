@@ -141,17 +141,20 @@ take(RsWork *work, const RsCandidate *candidate)
 	return taken;
 }
 
-/* Was this candidate's key, or its guard, asked for already? */
 static bool
-is_known(const RsCandidate *candidates, int number)
+is_same(const char *a, const char *b)
+{
+	return a != NULL && b != NULL && strcmp(a, b) == 0;
+}
+
+bool
+rs_is_known_candidate(const RsCandidate *candidates, int number)
 {
 	for (int i = 0; i < number; i++)
 	{
-		if (strcmp(candidates[i].key, candidates[number].key) == 0)
-			return true;
 		/* Of one partition key only the first may go. */
-		if (candidates[i].has_line && candidates[number].has_line &&
-			strcmp(candidates[i].guard, candidates[number].guard) == 0)
+		if (is_same(candidates[i].key, candidates[number].key) ||
+			is_same(candidates[i].guard, candidates[number].guard))
 			return true;
 	}
 	return false;
@@ -165,7 +168,8 @@ take_one(RsWork *work, const RsCandidate *candidates, int count)
 
 	for (int i = 0; i < count; i++)
 	{
-		if (is_known(candidates, i) || !rs_lock_key(engine, &work->delivery, &candidates[i]))
+		if (rs_is_known_candidate(candidates, i) ||
+			!rs_lock_key(engine, &work->delivery, &candidates[i]))
 			continue;
 		if (!take(work, &candidates[i]))
 			rs_engine_commit(engine);

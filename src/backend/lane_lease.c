@@ -159,23 +159,11 @@ RsProgress
 rs_deliver_lease(RsWork *work)
 {
 	RsEngine *engine = work->engine;
-	bool claimed;
+	RsProgress progress;
 
 	(void) rs_lease_reserve(1);
-	claimed = rs_claim(engine, &work->delivery, 1) == 1;
-
-	rs_trace_step(engine, RS_STEP_CLAIM, claimed ? "1" : "0");
-	if (!claimed)
-	{
-		rs_engine_commit(engine);
-		return rs_claim_held_until(engine) != 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
-	}
-	RS_FAILPOINT("after_claim");
-	if (rs_engine_is_outdated(engine))
-	{
-		rs_engine_rollback(engine);
-		return RS_PROGRESS_TRANSIENT;
-	}
+	if (!rs_has_claimed(engine, rs_claim(engine, &work->delivery, 1), &progress))
+		return progress;
 	rs_engine_commit(engine);
 	work->stage = RS_STAGE_DECODE;
 	rs_hold_leases(work, 1);

@@ -64,25 +64,6 @@
  */
 static const int waits[] = {1, 10, 50};
 
-/* ------------------------------------------------------------ how many rows */
-
-static int
-claim_limit(const RsEngine *engine)
-{
-	const RsSubscription *subscription = engine->subscription;
-	int limit = subscription->deliveries_per_commit;
-
-	if (engine->alone > 0 || subscription->max_commit_wait == 0)
-		return 1;
-	if (rs_table_lines(&subscription->queue.table) != RS_LINES_NONE)
-		limit = Min(limit, RS_MAX_GUARDS);
-	if (engine->delivery_limit > 0)
-		limit = (int) Min(limit, engine->delivery_limit);
-	if (engine->handling_time * limit > (double) subscription->max_commit_wait)
-		limit = (int) ((double) subscription->max_commit_wait / engine->handling_time);
-	return Max(limit, 1);
-}
-
 /* ----------------------------------------------------------------- letting go */
 
 /* Was it claimed, and has its turn not come? */
@@ -348,9 +329,9 @@ RsProgress
 rs_deliver_leases(RsWork *work)
 {
 	RsEngine *engine = work->engine;
-	int limit = claim_limit(engine);
+	int limit = rs_claim_limit_in_time(engine);
 	RsDelivery *deliveries;
-	char suffix[12];
+	RsProgress progress;
 	int claimed;
 
 	/* No more rows than can be extended. */
@@ -364,20 +345,10 @@ rs_deliver_leases(RsWork *work)
 	deliveries = palloc0(sizeof(RsDelivery) * limit);
 	claimed = rs_claim(engine, deliveries, limit);
 	MemoryContextSwitchTo(engine->delivery_context);
-	pg_ltoa(claimed, suffix);
-	rs_trace_step(engine, RS_STEP_CLAIM, suffix);
-	if (claimed == 0)
+	if (!rs_has_claimed(engine, claimed, &progress))
 	{
-		rs_engine_commit(engine);
 		rs_lease_unreserve();
-		return rs_claim_held_until(engine) != 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
-	}
-	RS_FAILPOINT("after_claim");
-	if (rs_engine_is_outdated(engine))
-	{
-		rs_engine_rollback(engine);
-		rs_lease_unreserve();
-		return RS_PROGRESS_TRANSIENT;
+		return progress;
 	}
 	hold(engine, deliveries, claimed);
 	RS_FAILPOINT("after_claim_commit");

@@ -52,7 +52,6 @@
 #include "access/xact.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_constraint.h"
-#include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -72,39 +71,16 @@ typedef struct RsSettled
 	ErrorData *error; /* what is reported of it; NULL: it has not failed */
 } RsSettled;
 
-/* ------------------------------------------------------------ how many rows */
-
-/* A new time counts an eighth. */
-void
-rs_note_handling_time(RsEngine *engine, int64 microseconds)
-{
-	if (engine->handling_time < 0)
-		engine->handling_time = (double) microseconds;
-	else
-		engine->handling_time += ((double) microseconds - engine->handling_time) / 8;
-}
-
 /* How many rows the next claim takes. */
 static int
 claim_limit(const RsEngine *engine)
 {
-	const RsSubscription *subscription = engine->subscription;
-	const rs_table *table = &subscription->queue.table;
-	int limit = subscription->deliveries_per_commit;
+	int limit = rs_claim_limit_in_time(engine);
 
-	if (engine->alone > 0 || subscription->max_commit_wait == 0)
-		return 1;
-	/* One row of each line, whose next is free with the commit; each has a guard that is held. */
-	if (rs_table_lines(table) != RS_LINES_NONE)
-		limit = Min(limit, RS_MAX_GUARDS);
-	if (engine->delivery_limit > 0)
-		limit = (int) Min(limit, engine->delivery_limit);
-	if (engine->handling_time * limit > (double) subscription->max_commit_wait)
-		limit = (int) ((double) subscription->max_commit_wait / engine->handling_time);
 	/* Two are tried in any case, or we would not learn of a handler that needs fewer now. */
 	if (engine->subtransactions > 0)
 		limit = Min(limit, Max(RS_MAX_SUBTRANSACTIONS / engine->subtransactions, 2));
-	return Max(limit, 1);
+	return limit;
 }
 
 /* --------------------------------------------------- when it must commit early */
@@ -333,7 +309,7 @@ rs_deliver_sharing(RsWork *work)
 	RsEngine *engine = work->engine;
 	int limit = claim_limit(engine);
 	RsDelivery *deliveries;
-	char suffix[12];
+	RsProgress progress;
 	int claimed;
 
 	if (limit == 1)
@@ -346,19 +322,8 @@ rs_deliver_sharing(RsWork *work)
 	claimed = rs_claim(engine, deliveries, limit);
 	work->outer_owner = CurrentResourceOwner;
 	MemoryContextSwitchTo(engine->delivery_context);
-	pg_ltoa(claimed, suffix);
-	rs_trace_step(engine, RS_STEP_CLAIM, suffix);
-	if (claimed == 0)
-	{
-		rs_engine_commit(engine);
-		return rs_claim_held_until(engine) != 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
-	}
-	RS_FAILPOINT("after_claim");
-	if (rs_engine_is_outdated(engine))
-	{
-		rs_engine_rollback(engine);
-		return RS_PROGRESS_TRANSIENT;
-	}
+	if (!rs_has_claimed(engine, claimed, &progress))
+		return progress;
 
 	work->delivery = deliveries[0];
 	rs_begin_work(work);
