@@ -80,37 +80,7 @@ evict(Oid dboid, bool signal)
 	else if (database != NULL)
 		database->cookie = 0;
 
-	for (int i = 0; i < rs_shared->worker_slots; i++)
-	{
-		RsSlot *slot = &rs_shared->slot[i];
-
-		if (slot->cookie == 0 || slot->database != dboid || slot->pid == MyProcPid)
-			continue;
-		if (slot->pid == 0)
-		{
-			rs_slot_free(slot);
-			continue;
-		}
-		present++;
-		if (signal)
-			kill(slot->pid, SIGTERM);
-	}
-
-	for (int i = 0; i < RS_MAX_HEARTBEATS; i++)
-	{
-		RsHeartbeat *heartbeat = &rs_shared->heartbeat[i];
-
-		if (heartbeat->cookie == 0 || heartbeat->database != dboid || heartbeat->pid == MyProcPid)
-			continue;
-		if (heartbeat->pid == 0)
-		{
-			rs_heartbeat_free(heartbeat);
-			continue;
-		}
-		present++;
-		if (signal)
-			kill(heartbeat->pid, SIGTERM);
-	}
+	present += rs_entries_evict(dboid, signal);
 	LWLockRelease(rs_shared->lock);
 	return present;
 }

@@ -199,7 +199,7 @@ beat(void)
 	answer_interrupts();
 	pg_memory_barrier();
 	look_at_leases();
-	if (nseen == 0 && pg_atomic_read_u32(&me->stop) != 0)
+	if (nseen == 0 && pg_atomic_read_u32(&me->entry.stop) != 0)
 		proc_exit(0);
 
 	now = GetCurrentTimestamp();

@@ -275,7 +275,7 @@ cancel_in_slot(RsSlot *slot, List *subscriptions, Oid queue, uint64 id_hash, con
 
 	Assert(LWLockHeldByMe(rs_shared->lock));
 
-	if (slot->cookie == 0 || slot->pid == 0 || slot->database != MyDatabaseId ||
+	if (slot->entry.cookie == 0 || slot->entry.pid == 0 || slot->entry.database != MyDatabaseId ||
 		slot->queue != queue || run == 0 || (run & (RUN_CANCELLED | RUN_OVER)) != 0 ||
 		!list_member_int(subscriptions, slot->subscription))
 		return false;
@@ -284,7 +284,7 @@ cancel_in_slot(RsSlot *slot, List *subscriptions, Oid queue, uint64 id_hash, con
 	if (slot->id_hash != id_hash || strncmp(slot->id, id, strnlen(slot->id, RS_ID_BYTES)) != 0 ||
 		!pg_atomic_compare_exchange_u32(&slot->run, &run, run | RUN_CANCELLED))
 		return false;
-	return kill(slot->pid, SIGINT) == 0;
+	return kill(slot->entry.pid, SIGINT) == 0;
 }
 
 /*

@@ -52,16 +52,10 @@ rs_heartbeat_allocate(Oid database, Oid owner, uint64 *cookie)
 	{
 		RsHeartbeat *heartbeat = &rs_shared->heartbeat[i];
 
-		if (heartbeat->cookie != 0)
+		if (heartbeat->entry.cookie != 0)
 			continue;
-		*cookie = ++rs_shared->last_cookie;
-		heartbeat->cookie = *cookie;
-		heartbeat->pid = 0;
-		heartbeat->latch = NULL;
-		heartbeat->attached_at = 0;
-		heartbeat->database = database;
-		heartbeat->owner = owner;
-		pg_atomic_write_u32(&heartbeat->stop, 0);
+		rs_entry_take(&heartbeat->entry, database, owner);
+		*cookie = heartbeat->entry.cookie;
 		pg_atomic_write_u32(&heartbeat->busy, 0);
 		pg_atomic_write_u64(&heartbeat->looks_at, (uint64) DT_NOEND);
 		found = heartbeat;
@@ -76,12 +70,7 @@ rs_heartbeat_allocate(Oid database, Oid owner, uint64 *cookie)
 void
 rs_heartbeat_free(RsHeartbeat *heartbeat)
 {
-	Assert(LWLockHeldByMeInMode(rs_shared->lock, LW_EXCLUSIVE));
-
-	heartbeat->cookie = 0;
-	heartbeat->pid = 0;
-	heartbeat->database = InvalidOid;
-	heartbeat->owner = InvalidOid;
+	rs_entry_clear(&heartbeat->entry);
 }
 
 /*
@@ -110,20 +99,7 @@ static void
 heartbeat_exit(int code, Datum arg)
 {
 	forget_extensions(my_cookie);
-
-	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
-	if (my_heartbeat->cookie == my_cookie)
-	{
-		RsDatabase *database = rs_database_find(my_heartbeat->database);
-
-		rs_heartbeat_free(my_heartbeat);
-		if (database != NULL && database->pid != 0)
-		{
-			database->wanted = true;
-			SetLatch(database->latch);
-		}
-	}
-	LWLockRelease(rs_shared->lock);
+	rs_entry_leave(&my_heartbeat->entry, my_cookie);
 	ConditionVariableBroadcast(&rs_shared->left);
 }
 
@@ -139,12 +115,10 @@ rs_heartbeat_attach(const RsHeartbeatArgs *args)
 	heartbeat = &rs_shared->heartbeat[args->heartbeat];
 	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
 	database = rs_database_find(args->database);
-	if (heartbeat->cookie == args->cookie && heartbeat->pid == 0 && database != NULL &&
+	if (heartbeat->entry.cookie == args->cookie && heartbeat->entry.pid == 0 && database != NULL &&
 		database->closing == 0)
 	{
-		heartbeat->pid = MyProcPid;
-		heartbeat->latch = MyLatch;
-		heartbeat->attached_at = GetCurrentTimestamp();
+		rs_entry_attach(&heartbeat->entry);
 		my_heartbeat = heartbeat;
 		my_cookie = args->cookie;
 	}
@@ -162,7 +136,7 @@ find_heartbeat(Oid owner)
 	{
 		RsHeartbeat *heartbeat = &rs_shared->heartbeat[i];
 
-		if (heartbeat->owner == owner && heartbeat->database == MyDatabaseId)
+		if (heartbeat->entry.owner == owner && heartbeat->entry.database == MyDatabaseId)
 			return heartbeat;
 	}
 	return NULL;
@@ -182,8 +156,8 @@ interrupt_heartbeat(uint64 cookie)
 	{
 		RsHeartbeat *heartbeat = &rs_shared->heartbeat[i];
 
-		if (heartbeat->cookie == cookie && heartbeat->pid != 0)
-			kill(heartbeat->pid, SIGINT);
+		if (heartbeat->entry.cookie == cookie && heartbeat->entry.pid != 0)
+			kill(heartbeat->entry.pid, SIGINT);
 	}
 }
 
@@ -205,7 +179,7 @@ call_heartbeat(Oid owner, TimestampTz due, TimestampTz serve_by)
 	(void) pg_atomic_fetch_add_u32(&heartbeat->holds, 1);
 
 	looks_at = (TimestampTz) pg_atomic_read_u64(&heartbeat->looks_at);
-	latch = heartbeat->latch;
+	latch = heartbeat->entry.latch;
 	if (due < looks_at && latch != NULL)
 		SetLatch(latch);
 
@@ -213,8 +187,8 @@ call_heartbeat(Oid owner, TimestampTz due, TimestampTz serve_by)
 	if (serve_by < looks_at && pg_atomic_read_u32(&heartbeat->busy) != 0)
 	{
 		LWLockAcquire(rs_shared->lock, LW_SHARED);
-		if (heartbeat->owner == owner && heartbeat->database == MyDatabaseId)
-			interrupt_heartbeat(heartbeat->cookie);
+		if (heartbeat->entry.owner == owner && heartbeat->entry.database == MyDatabaseId)
+			interrupt_heartbeat(heartbeat->entry.cookie);
 		LWLockRelease(rs_shared->lock);
 	}
 }
@@ -462,7 +436,7 @@ has_free_session_slot(void)
 
 	LWLockAcquire(rs_shared->lock, LW_SHARED);
 	for (int i = rs_shared->worker_slots; i < rs_shared->slots && !found; i++)
-		found = (rs_shared->slot[i].cookie == 0);
+		found = (rs_shared->slot[i].entry.cookie == 0);
 	LWLockRelease(rs_shared->lock);
 	return found;
 }

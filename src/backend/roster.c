@@ -8,8 +8,6 @@
  */
 #include "postgres.h"
 
-#include <signal.h>
-
 #include "miscadmin.h"
 #include "postmaster/bgworker.h"
 #include "utils/memutils.h"
@@ -34,109 +32,42 @@ rs_supervised_find(List *subscriptions, int32 id)
 	return NULL;
 }
 
-/*
- * The workers that another supervisor has left behind.  Those it registered and
- * that have not attached yet may not any more: we could not tell if they never
- * come.
- */
-void
-rs_roster_adopt(List *subscriptions)
+/* The list, and what is in it, live as long as the supervisor. */
+static void
+add_worker(RsSupervised *subscription, const RsChild *child)
 {
 	MemoryContext save = MemoryContextSwitchTo(TopMemoryContext);
+	RsChild *worker = palloc(sizeof(RsChild));
 
-	for (int i = 0; i < rs_shared->worker_slots; i++)
-	{
-		RsSlot *slot = &rs_shared->slot[i];
-		RsSupervised *subscription = NULL;
-		RsWorkerProcess *worker = palloc0(sizeof(RsWorkerProcess));
-
-		LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
-		if (slot->cookie != 0 && slot->database == MyDatabaseId)
-		{
-			if (slot->pid == 0)
-				rs_slot_free(slot);
-			else if ((subscription = rs_supervised_find(subscriptions, slot->subscription)) == NULL)
-				kill(slot->pid, SIGTERM);
-			else
-			{
-				worker->slot = slot;
-				worker->cookie = slot->cookie;
-				worker->owner = slot->owner;
-				worker->started_at = slot->attached_at;
-				worker->attached = true;
-				worker->stopping = (pg_atomic_read_u32(&slot->stop) != 0);
-			}
-		}
-		LWLockRelease(rs_shared->lock);
-
-		if (worker->slot == NULL)
-			pfree(worker);
-		else
-			subscription->workers = lappend(subscription->workers, worker);
-	}
+	*worker = *child;
+	subscription->workers = lappend(subscription->workers, worker);
 	MemoryContextSwitchTo(save);
 }
 
-/* Tell a worker to leave, after the delivery that it has in work. */
-static void
-stop_worker(RsWorkerProcess *worker)
-{
-	worker->stopping = true;
-
-	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
-	if (worker->slot->cookie == worker->cookie)
-	{
-		if (worker->slot->pid == 0)
-			rs_slot_free(worker->slot);
-		else
-		{
-			pg_atomic_write_u32(&worker->slot->stop, 1);
-			SetLatch(worker->slot->latch);
-		}
-	}
-	LWLockRelease(rs_shared->lock);
-}
-
-/* The extension is gone: nothing that its workers do could be settled. */
 void
-rs_roster_terminate(void)
+rs_roster_adopt(List *subscriptions)
 {
-	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
 	for (int i = 0; i < rs_shared->worker_slots; i++)
 	{
 		RsSlot *slot = &rs_shared->slot[i];
+		RsSupervised *subscription;
+		int32 id;
+		RsChild found;
+		bool adopted;
 
-		if (slot->cookie == 0 || slot->database != MyDatabaseId)
+		LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
+		adopted = rs_child_adopt(&found, &slot->entry);
+		id = slot->subscription;
+		LWLockRelease(rs_shared->lock);
+		if (!adopted)
 			continue;
-		if (slot->pid == 0)
-			rs_slot_free(slot);
+
+		subscription = rs_supervised_find(subscriptions, id);
+		if (subscription != NULL)
+			add_worker(subscription, &found);
 		else
-			kill(slot->pid, SIGTERM);
+			rs_child_terminate(&found);
 	}
-	LWLockRelease(rs_shared->lock);
-}
-
-static bool
-is_gone(RsWorkerProcess *worker)
-{
-	RsSlot *slot = worker->slot;
-	pid_t pid;
-	bool stopped = !worker->attached && worker->handle != NULL &&
-				   GetBackgroundWorkerPid(worker->handle, &pid) == BGWH_STOPPED;
-	bool gone;
-
-	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
-	gone = (slot->cookie != worker->cookie);
-	if (!gone && slot->pid != 0)
-		worker->attached = true;
-	else if (!gone && stopped)
-	{
-		/* It was refused or could not be forked, and never attached. */
-		rs_slot_free(slot);
-		gone = true;
-	}
-	LWLockRelease(rs_shared->lock);
-	return gone;
 }
 
 /*
@@ -152,11 +83,11 @@ rs_roster_reap(RsSupervised *subscription)
 
 	foreach (cell, subscription->workers)
 	{
-		RsWorkerProcess *worker = lfirst(cell);
+		RsChild *worker = lfirst(cell);
 		bool explained;
 		bool failed;
 
-		if (!is_gone(worker))
+		if (!rs_child_is_gone(worker))
 			continue;
 
 		/*
@@ -182,8 +113,7 @@ rs_roster_reap(RsSupervised *subscription)
 			subscription->failures = 0;
 
 		left = true;
-		if (worker->handle != NULL)
-			pfree(worker->handle);
+		rs_child_forget(worker);
 		pfree(worker);
 		subscription->workers = foreach_delete_current(subscription->workers, cell);
 	}
@@ -199,7 +129,7 @@ rs_roster_count(const RsSupervised *subscription)
 
 	foreach (cell, subscription->workers)
 	{
-		if (!((RsWorkerProcess *) lfirst(cell))->stopping)
+		if (!((RsChild *) lfirst(cell))->stopping)
 			count++;
 	}
 	return count;
@@ -214,13 +144,13 @@ rs_roster_stop_surplus(RsSupervised *subscription)
 
 	foreach (cell, subscription->workers)
 	{
-		RsWorkerProcess *worker = lfirst(cell);
+		RsChild *worker = lfirst(cell);
 
 		if (worker->stopping)
 			continue;
 		if (surplus > 0 || worker->owner != subscription->owner)
 		{
-			stop_worker(worker);
+			rs_child_tell(worker, true);
 			surplus--;
 		}
 	}
@@ -232,10 +162,9 @@ rs_roster_start(RsSupervised *subscription)
 {
 	BackgroundWorker process = {0};
 	RsWorkerArgs args = {0};
-	RsWorkerProcess *worker;
+	RsChild worker;
 	RsSlot *slot;
 	uint64 cookie;
-	MemoryContext save;
 	int length;
 
 	slot = rs_slot_allocate(MyDatabaseId, subscription->id, subscription->name, subscription->owner,
@@ -252,33 +181,12 @@ rs_roster_start(RsSupervised *subscription)
 	length = snprintf(process.bgw_name, BGW_MAXLEN, "ruststream worker: ");
 	strlcpy(process.bgw_name + length, subscription->name, BGW_MAXLEN - length);
 	strlcpy(process.bgw_type, "ruststream worker", BGW_MAXLEN);
-	strlcpy(process.bgw_library_name, "ruststream", BGW_MAXLEN);
 	strlcpy(process.bgw_function_name, "rs_worker_main", BGW_MAXLEN);
-	process.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	process.bgw_start_time = BgWorkerStart_RecoveryFinished;
-	process.bgw_restart_time = BGW_NEVER_RESTART;
-	process.bgw_notify_pid = MyProcPid;
 	StaticAssertStmt(sizeof(args) <= BGW_EXTRALEN, "arguments must fit");
 	memcpy(process.bgw_extra, &args, sizeof(args));
 
-	save = MemoryContextSwitchTo(TopMemoryContext);
-	worker = palloc0(sizeof(RsWorkerProcess));
-	if (RegisterDynamicBackgroundWorker(&process, &worker->handle))
-	{
-		worker->slot = slot;
-		worker->cookie = cookie;
-		worker->owner = subscription->owner;
-		worker->started_at = GetCurrentTimestamp();
-		subscription->workers = lappend(subscription->workers, worker);
-		MemoryContextSwitchTo(save);
-		return true;
-	}
-	MemoryContextSwitchTo(save);
-	pfree(worker);
-
-	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
-	if (slot->cookie == cookie)
-		rs_slot_free(slot);
-	LWLockRelease(rs_shared->lock);
-	return false;
+	if (!rs_child_register(&worker, &slot->entry, cookie, subscription->owner, &process))
+		return false;
+	add_worker(subscription, &worker);
+	return true;
 }

@@ -128,13 +128,13 @@ remember_crash(int code, Datum arg)
 		const RsSlot *slot = &rs_shared->slot[i];
 		RsCrashed *crashed;
 
-		if (slot->cookie == 0 || !slot->delivering)
+		if (slot->entry.cookie == 0 || !slot->delivering)
 			continue;
 		if (last_crash.deliveries++ >= RS_MAX_CRASHED)
 			continue;
 		crashed = &last_crash.delivery[last_crash.deliveries - 1];
-		crashed->database = slot->database;
-		crashed->pid = slot->pid;
+		crashed->database = slot->entry.database;
+		crashed->pid = slot->entry.pid;
 		crashed->attempt = slot->attempt;
 		copy_string(crashed->subscription_name, slot->subscription_name, NAMEDATALEN);
 		copy_string(crashed->queue_name, slot->queue_name, RS_QUEUE_NAME_BYTES);
@@ -179,7 +179,7 @@ shmem_startup(void)
 
 			pg_atomic_init_u32(&slot->run, 0);
 			pg_atomic_init_u32(&slot->idle, 0);
-			pg_atomic_init_u32(&slot->stop, 0);
+			pg_atomic_init_u32(&slot->entry.stop, 0);
 			pg_atomic_init_u32(&slot->changecount, 0);
 		}
 		rs_shared->leases = lease_count();
@@ -192,7 +192,8 @@ shmem_startup(void)
 		{
 			RsHeartbeat *heartbeat = &rs_shared->heartbeat[i];
 
-			pg_atomic_init_u32(&heartbeat->stop, 0);
+			heartbeat->entry.is_heartbeat = true;
+			pg_atomic_init_u32(&heartbeat->entry.stop, 0);
 			pg_atomic_init_u32(&heartbeat->holds, 0);
 			pg_atomic_init_u32(&heartbeat->busy, 0);
 			pg_atomic_init_u64(&heartbeat->looks_at, 0);
@@ -411,7 +412,7 @@ rs_supervisor_settled(void)
  * reset, and nobody can see a delivery or wake anybody through it yet.
  */
 static RsSlot *
-take_slot(int from, int to)
+take_slot(int from, int to, Oid database, Oid owner)
 {
 	Assert(LWLockHeldByMeInMode(rs_shared->lock, LW_EXCLUSIVE));
 
@@ -419,18 +420,14 @@ take_slot(int from, int to)
 	{
 		RsSlot *slot = &rs_shared->slot[i];
 
-		if (slot->cookie != 0)
+		if (slot->entry.cookie != 0)
 			continue;
-		slot->cookie = ++rs_shared->last_cookie;
-		slot->pid = 0;
-		slot->latch = NULL;
-		slot->attached_at = 0;
+		rs_entry_take(&slot->entry, database, owner);
 		slot->queue_name[0] = '\0';
 		slot->state = RS_WORKER_STARTING;
 		slot->since = GetCurrentTimestamp();
 		slot->delivering = false;
 		pg_atomic_write_u32(&slot->idle, 0);
-		pg_atomic_write_u32(&slot->stop, 0);
 		return slot;
 	}
 	return NULL;
@@ -446,13 +443,11 @@ rs_slot_allocate(Oid database, int32 subscription, const char *subscription_name
 	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
 	entry = rs_database_find(database);
 	if (entry != NULL && entry->closing == 0)
-		slot = take_slot(0, rs_shared->worker_slots);
+		slot = take_slot(0, rs_shared->worker_slots, database, owner);
 	if (slot != NULL)
 	{
-		*cookie = slot->cookie;
-		slot->database = database;
+		*cookie = slot->entry.cookie;
 		slot->subscription = subscription;
-		slot->owner = owner;
 		slot->queue = queue;
 		strlcpy(slot->subscription_name, subscription_name, NAMEDATALEN);
 	}
@@ -469,9 +464,7 @@ rs_slot_free(RsSlot *slot)
 	/* It may have gone in the middle of a handler. */
 	pg_atomic_write_u32(&slot->run, 0);
 	pg_atomic_write_u32(&slot->idle, 0);
-	slot->cookie = 0;
-	slot->pid = 0;
-	slot->database = InvalidOid;
+	rs_entry_clear(&slot->entry);
 	slot->queue = InvalidOid;
 	slot->delivering = false;
 }
@@ -480,23 +473,10 @@ rs_slot_free(RsSlot *slot)
 static void
 slot_exit(int code, Datum arg)
 {
-	RsDatabase *database;
-
 	if (rs_my_slot == NULL)
 		return;
 
-	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
-	if (rs_my_slot->cookie == my_slot_cookie)
-	{
-		database = rs_database_find(rs_my_slot->database);
-		rs_slot_free(rs_my_slot);
-		if (database != NULL && database->pid != 0)
-		{
-			database->wanted = true;
-			SetLatch(database->latch);
-		}
-	}
-	LWLockRelease(rs_shared->lock);
+	rs_entry_leave(&rs_my_slot->entry, my_slot_cookie);
 	rs_my_slot = NULL;
 	ConditionVariableBroadcast(&rs_shared->left);
 }
@@ -507,11 +487,9 @@ own_slot(RsSlot *slot)
 {
 	Assert(LWLockHeldByMeInMode(rs_shared->lock, LW_EXCLUSIVE));
 
-	slot->pid = MyProcPid;
-	slot->latch = MyLatch;
-	slot->attached_at = GetCurrentTimestamp();
+	rs_entry_attach(&slot->entry);
 	rs_my_slot = slot;
-	my_slot_cookie = slot->cookie;
+	my_slot_cookie = slot->entry.cookie;
 }
 
 /* At exit the slot is given back; once in a process is enough. */
@@ -539,7 +517,7 @@ rs_slot_attach(const RsWorkerArgs *args)
 	slot = &rs_shared->slot[args->slot];
 	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
 	database = rs_database_find(args->database);
-	if (slot->cookie == args->cookie && slot->pid == 0 && database != NULL &&
+	if (slot->entry.cookie == args->cookie && slot->entry.pid == 0 && database != NULL &&
 		database->closing == 0)
 	{
 		own_slot(slot);
@@ -559,12 +537,10 @@ rs_slot_attach_session(void)
 
 	free_slot_at_exit();
 	LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
-	slot = take_slot(rs_shared->worker_slots, rs_shared->slots);
+	slot = take_slot(rs_shared->worker_slots, rs_shared->slots, MyDatabaseId, InvalidOid);
 	if (slot != NULL)
 	{
-		slot->database = MyDatabaseId;
 		slot->subscription = 0;
-		slot->owner = InvalidOid;
 		slot->queue = InvalidOid;
 		own_slot(slot);
 	}
@@ -587,5 +563,5 @@ rs_slot_is_worker(const RsSlot *slot)
 bool
 rs_slot_stop_requested(void)
 {
-	return rs_my_slot != NULL && pg_atomic_read_u32(&rs_my_slot->stop) != 0;
+	return rs_my_slot != NULL && pg_atomic_read_u32(&rs_my_slot->entry.stop) != 0;
 }

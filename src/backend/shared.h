@@ -72,31 +72,42 @@ typedef struct RsDatabase
 } RsDatabase;
 
 /*
+ * What shared memory knows of a process that a supervisor starts: the head of a
+ * worker's slot, and of a heartbeat.  Guarded by RsShared.lock, but for stop.
+ *
+ * It is allocated by the supervisor, taken over by the process, and freed when that
+ * exits, or by the supervisor if it never came.  A process is identified by (entry,
+ * cookie): as it frees its entry under the lock while it exits, whoever finds the
+ * cookie in place while holding the lock may signal the pid and hits no other process.
+ */
+typedef struct RsEntry
+{
+	bool is_heartbeat; /* constant: which of the two it is the head of */
+	uint64 cookie;     /* 0: free */
+	pid_t pid;         /* 0: not attached yet */
+	Oid database;
+	Oid owner; /* whom it is connected as */
+	Latch *latch;
+	TimestampTz attached_at;
+	pg_atomic_uint32 stop; /* 1: leave once nothing is in work, or no lease held */
+} RsEntry;
+
+/*
  * What a process of ours works for: one slot a worker, and spare ones so that
  * a session which drains can be seen as well.  The workers' slots come first.
- *
- * A worker's slot is allocated by its supervisor, taken over by the worker,
- * and freed when the worker exits, or by the supervisor if it never came.  A
- * worker is identified by (slot, cookie): as it frees its slot under the lock
- * while it exits, whoever finds the cookie in place while holding the lock may
- * signal the pid and hits no other process.
  */
 typedef struct RsSlot
 {
+	RsEntry entry;
+
 	/*
 	 * Guarded by RsShared.lock.  A publisher reads database, subscription,
 	 * queue and latch without it, once it has seen idle set: the owner of the
 	 * slot sets idle after them.  A slot that changes hands meanwhile costs a
 	 * wake-up in vain.
 	 */
-	uint64 cookie; /* 0: free */
-	pid_t pid;     /* 0: not attached yet */
-	Oid database;
-	Oid owner;
 	Oid queue;
 	int32 subscription;
-	Latch *latch;
-	TimestampTz attached_at;
 	char subscription_name[NAMEDATALEN];
 	char queue_name[RS_QUEUE_NAME_BYTES]; /* for the log, after a crash */
 
@@ -109,7 +120,6 @@ typedef struct RsSlot
 	pg_atomic_uint32 run;
 
 	pg_atomic_uint32 idle; /* 1: set my latch when a row arrives */
-	pg_atomic_uint32 stop; /* 1: leave once the delivery in work is over */
 
 	/*
 	 * Written by the process of the slot alone, without a lock; odd while it
@@ -131,25 +141,17 @@ typedef struct RsSlot
 
 /*
  * A heartbeat, one a database and owner: extends the leases of that owner's
- * deliveries there.  Allocated, attached, identified by its cookie and freed
- * as a worker's slot is.
+ * deliveries there.
  */
 typedef struct RsHeartbeat
 {
 	/*
-	 * Guarded by RsShared.lock.  A delivery that takes a lease reads database,
-	 * owner and latch without it, after it has written the lease: what it
-	 * misses is an entry that changes hands, and a heartbeat that starts looks
-	 * at all leases.
+	 * A delivery that takes a lease reads database, owner and latch without the
+	 * lock, after it has written the lease: what it misses is an entry that
+	 * changes hands, and a heartbeat that starts looks at all leases.
 	 */
-	uint64 cookie; /* 0: free */
-	pid_t pid;     /* 0: not attached yet */
-	Oid database;
-	Oid owner;
-	Latch *latch;
-	TimestampTz attached_at;
+	RsEntry entry;
 
-	pg_atomic_uint32 stop;     /* 1: leave once no lease is held */
 	pg_atomic_uint32 holds;    /* goes up with each lease that is taken */
 	pg_atomic_uint32 busy;     /* 1: extending a lease, until looks_at at most */
 	pg_atomic_uint64 looks_at; /* when it looks at the leases again by itself */
@@ -257,6 +259,27 @@ extern RsShared *rs_shared;
 
 /* This process's slot, or NULL. */
 extern RsSlot *rs_my_slot;
+
+/* ----------------------------------------------------------------- entry.c */
+
+/* The caller holds the lock exclusively for all of these. */
+
+/* This entry, which is free, gets a new cookie. */
+extern void rs_entry_take(RsEntry *entry, Oid database, Oid owner);
+/* This process takes it over. */
+extern void rs_entry_attach(RsEntry *entry);
+/* Free what the entry is the head of; and what that does to its head. */
+extern void rs_entry_free(RsEntry *entry);
+extern void rs_entry_clear(RsEntry *entry);
+/*
+ * The processes of a database: free the entries of those that have not come yet, and
+ * terminate the others (signal false: leave them).  Returns how many there are, beside
+ * this process.
+ */
+extern int rs_entries_evict(Oid database, bool signal);
+
+/* At the exit of its process: free it, if it has the cookie still, and tell the supervisor. */
+extern void rs_entry_leave(RsEntry *entry, uint64 cookie);
 
 /* ---------------------------------------------------------------- shared.c */
 

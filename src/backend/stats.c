@@ -237,7 +237,7 @@ rs_stats_attach(const RsSubscription *subscription)
 	if (rs_my_slot != NULL)
 	{
 		rs_my_slot->subscription = subscription->id;
-		rs_my_slot->owner = subscription->owner;
+		rs_my_slot->entry.owner = subscription->owner;
 		rs_my_slot->queue = subscription->queue.relid;
 		copy_clipped(rs_my_slot->subscription_name, subscription->name, NAMEDATALEN);
 		strlcpy(rs_my_slot->queue_name, queue_name, RS_QUEUE_NAME_BYTES);
@@ -324,7 +324,8 @@ read_slot(RsSlot *slot, RsSlot *copy)
 
 	/* The process cannot leave its slot while we hold the lock. */
 	LWLockAcquire(rs_shared->lock, LW_SHARED);
-	present = (slot->cookie != 0 && slot->pid != 0 && slot->database == MyDatabaseId);
+	present =
+		(slot->entry.cookie != 0 && slot->entry.pid != 0 && slot->entry.database == MyDatabaseId);
 	while (present)
 	{
 		uint32 before = pg_atomic_read_u32(&slot->changecount);
@@ -432,7 +433,8 @@ rs_sql_counters(PG_FUNCTION_ARGS)
 			{
 				RsSlot *slot = &rs_shared->slot[j];
 
-				if (slot->cookie != 0 && slot->pid != 0 && slot->database == MyDatabaseId &&
+				if (slot->entry.cookie != 0 && slot->entry.pid != 0 &&
+					slot->entry.database == MyDatabaseId &&
 					slot->subscription == counters->subscription)
 					workers++;
 			}
@@ -488,7 +490,7 @@ rs_sql_workers(PG_FUNCTION_ARGS)
 		if (seen == RS_SEES_NOTHING)
 			continue;
 
-		values[0] = Int32GetDatum(slot.pid);
+		values[0] = Int32GetDatum(slot.entry.pid);
 		values[1] = Int32GetDatum(slot.subscription);
 		values[2] = CStringGetTextDatum(worker_state_words[slot.state]);
 		values[3] = TimestampTzGetDatum(slot.since);

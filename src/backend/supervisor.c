@@ -501,8 +501,10 @@ rs_supervisor_main(Datum arg)
 		rs_process_interrupts(0);
 		if (!read_subscriptions())
 		{
-			rs_roster_terminate();
-			rs_owners_terminate();
+			/* Nothing that workers do could be settled, and no lease extended. */
+			LWLockAcquire(rs_shared->lock, LW_EXCLUSIVE);
+			(void) rs_entries_evict(MyDatabaseId, true);
+			LWLockRelease(rs_shared->lock);
 			rs_stats_forget(MyDatabaseId, NULL, 0);
 			rs_supervisor_absent();
 			proc_exit(0);

@@ -110,7 +110,7 @@ wake_slot(RsSlot *slot)
 
 	if (!pg_atomic_compare_exchange_u32(&slot->idle, &idle, 0))
 		return false;
-	SetLatch(slot->latch);
+	SetLatch(slot->entry.latch);
 	return true;
 }
 
@@ -136,7 +136,7 @@ wake_queue(Oid queue)
 		if (pg_atomic_read_u32(&slot->idle) == 0)
 			continue;
 		pg_read_barrier();
-		if (slot->database != MyDatabaseId || (OidIsValid(queue) && slot->queue != queue))
+		if (slot->entry.database != MyDatabaseId || (OidIsValid(queue) && slot->queue != queue))
 			continue;
 
 		subscription = slot->subscription;
@@ -146,7 +146,7 @@ wake_queue(Oid queue)
 			continue;
 
 		/* Did the slot change hands?  Then that wake-up was in vain. */
-		if (slot->database == MyDatabaseId && slot->subscription == subscription &&
+		if (slot->entry.database == MyDatabaseId && slot->subscription == subscription &&
 			nwoken < MAX_WOKEN)
 			woken[nwoken++] = subscription;
 	}
@@ -166,7 +166,7 @@ rs_wake_neighbour(Oid queue)
 		if (slot == rs_my_slot || pg_atomic_read_u32(&slot->idle) == 0)
 			continue;
 		pg_read_barrier();
-		if (slot->database == MyDatabaseId && slot->queue == queue &&
+		if (slot->entry.database == MyDatabaseId && slot->queue == queue &&
 			slot->subscription == rs_my_slot->subscription && wake_slot(slot))
 			return;
 	}
