@@ -287,9 +287,10 @@ typedef struct RsSession
 	/*
 	 * Within a transaction that several deliveries share, after one of them:
 	 * remove what the handler left in the session, as far as that can be done
-	 * here.  False: there is something that only clean will remove.  What the
-	 * session has before the first of them is no handler's (the guards of lines): that is
-	 * what remember_claimed is for, which keeps it in the given context; may be NULL.
+	 * here.  False: there is something that only clean will remove.  The guards of
+	 * lines are no handler's, though the claim has added them to what the session has:
+	 * so after such a claim comes remember_claimed, which keeps that in the given
+	 * context until clean; may be NULL.
 	 */
 	bool (*clean_within)(void);
 	void (*remember_claimed)(MemoryContext context);

@@ -333,7 +333,9 @@ rs_deliver_sharing(RsWork *work)
 		rs_finish(work);
 		return RS_PROGRESS_DELIVERED;
 	}
-	if (engine->session->remember_claimed != NULL)
+	/* The guards of lines are locks of this session. */
+	if (engine->session->remember_claimed != NULL &&
+		rs_table_lines(&engine->subscription->queue.table) != RS_LINES_NONE)
 		engine->session->remember_claimed(engine->commit_context);
 	work->sharing = claimed;
 	deliver_claimed(work, deliveries, claimed);
