@@ -8,7 +8,8 @@
  *	driver_mysql_statement.c	statements that are prepared
  *	driver_mysql_claim.c		claims, which are several statements
  *	driver_mysql_table.c		looking at a table
- *	driver_mysql_handler.c		handlers that are SQL
+ *	driver_mysql_text.c			the text of a handler that is SQL
+ *	driver_mysql_handler.c		running it, and how it answers
  *	driver_mysql_install.c		our own tables
  *
  *-------------------------------------------------------------------------
@@ -175,6 +176,26 @@ extern rs_result rs_mysql_look(rs_session *base, const rs_table *table, rs_arena
 							   rs_look *look);
 extern rs_result rs_mysql_check_plan(rs_session *base, const struct rs_plan *plan,
 									 const char **warning);
+
+/* driver_mysql_text.c */
+
+/* A statement as it is prepared, with ? in its arguments' places. */
+typedef struct rs_mysql_reading
+{
+	char *text; /* as large as the handler */
+	size_t length;
+	rs_mysql_argument arguments[RS_MYSQL_MAX_ARGUMENTS];
+	int argument_count;
+	bool is_empty; /* space and comments */
+} rs_mysql_reading;
+
+/* Read one statement and move behind it. */
+extern rs_result rs_mysql_read_statement(rs_mysql_session *session, const char **cursor,
+										 rs_mysql_reading *into);
+/* "name" or "schema.name", and nothing else; quoted by backticks or not. */
+extern bool rs_mysql_is_procedure_name(const char *text);
+/* The CALL of a procedure, by the names of its parameters; *text is to be freed. */
+extern rs_result rs_mysql_make_call(rs_mysql_session *session, const char *handler, char **text);
 
 /* driver_mysql_handler.c */
 extern rs_result rs_mysql_check_handler(rs_session *base, const char *handler);
