@@ -214,6 +214,16 @@ build() {
 	fi
 }
 
+# build_client SOURCE: a copy of the source tree, and the client in it, with whatever engines it finds.
+# Sets PROGRAM, the command line.
+build_client() {
+	local log=$WORK/tmp/build.log
+	copy_source "$1"
+	as_server make -s -C "$1/src/client" -j "$(nproc)" >"$log" 2>&1 || { cat "$log" >&2; return 1; }
+	# shellcheck disable=SC2034  # for whoever has sourced this
+	PROGRAM=$1/src/client/build/ruststream
+}
+
 # stage_conf STAGE: the settings by which a server finds what lies in a stage.
 stage_conf() {
 	local stage=$1
@@ -287,4 +297,18 @@ wait_until() {
 		[ "$SECONDS" -lt "$deadline" ] || return 1
 		sleep 0.1
 	done
+}
+
+# ----------------------------------------------------------------- measuring
+
+# The median of numbers, one a line.
+median_of_lines() { sort -n | awk '{ value[NR] = $1 } END { print value[int((NR + 1) / 2)] }'; }
+
+# rate_of ROWS COMMAND..: deliveries a second of a command that delivers so many rows.
+rate_of() {
+	local rows=$1 start
+	shift
+	start=$(date +%s%N)
+	as_server "$@" >/dev/null 2>&1
+	echo $((rows * 1000000000 / ($(date +%s%N) - start)))
 }

@@ -67,25 +67,12 @@ note "$total kills in all";
 $crash->end_kills;
 wait_for_empty($node, 'tasks', 'every task comes to its end');
 
-my $published = $node->safe_psql('postgres', 'SELECT count(*) FROM published');
-cmp_ok($published, '>', 200, 'there was work to do');
-note "$published tasks";
-
-is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT id) FROM effect'),
-	"$published|$published", 'every task has exactly one effect');
-is( $node->safe_psql('postgres', 'SELECT count(*) FROM published FULL JOIN effect USING (id)'
-		  . ' WHERE published IS NULL OR effect IS NULL'),
-	'0', 'none is lost, none comes from nowhere');
+$crash->check_effects('', 200);
 is( $node->safe_psql('postgres',
 		'SELECT count(*) FROM effect WHERE attempt <> CASE WHEN id % 3 = 0 THEN 1 ELSE 2 END'),
 	'0', 'no crash has counted an attempt, and every answer has');
 
-# A failure is recorded with its settlement: once, or not at all.
-is( $node->safe_psql('postgres',
-		'SELECT count(*) - count(DISTINCT id), count(*) FILTER (WHERE message <> \'the first attempt fails\'),'
-		  . ' count(*) = least((SELECT count(*) FROM published WHERE id % 3 = 2), 1000)'
-		  . ' FROM ruststream.failure'),
-	'0|0|t', 'every failure is recorded once, and no others');
+$crash->check_failures('id % 3 = 2');
 
 is($node->safe_psql('postgres', 'SELECT state FROM ruststream.status'), 'running',
 	'the subscription is at work');

@@ -66,15 +66,7 @@ note "$total kills in all";
 $crash->end_kills;
 wait_for_empty($node, 'tasks', 'every task comes to its end');
 
-my $published = $node->safe_psql('postgres', 'SELECT count(*) FROM published');
-cmp_ok($published, '>', 200, 'there was work to do');
-note "$published tasks";
-
-is($node->safe_psql('postgres', 'SELECT count(*), count(DISTINCT id) FROM effect'),
-	"$published|$published", 'every task has exactly one effect');
-is( $node->safe_psql('postgres', 'SELECT count(*) FROM published FULL JOIN effect USING (id)'
-		  . ' WHERE published IS NULL OR effect IS NULL'),
-	'0', 'none is lost, none comes from nowhere');
+$crash->check_effects('', 200);
 is( $node->safe_psql('postgres',
 		'SELECT count(*) FROM effect WHERE attempt <> CASE WHEN id % 4 IN (1, 2) THEN 2 ELSE 1 END'),
 	'0', 'no crash has counted an attempt, and every answer has');
@@ -82,12 +74,7 @@ cmp_ok($node->safe_psql('postgres',
 		'SELECT max(n) FROM (SELECT count(*) AS n FROM effect GROUP BY xact) AS c'),
 	'>', 7, 'they did share commits');
 
-# A failure is recorded with its settlement: once, or not at all.
-is( $node->safe_psql('postgres',
-		'SELECT count(*) - count(DISTINCT id), count(*) FILTER (WHERE message <> \'the first attempt fails\'),'
-		  . ' count(*) = least((SELECT count(*) FROM published WHERE id % 4 = 2), 1000)'
-		  . ' FROM ruststream.failure'),
-	'0|0|t', 'every failure is recorded once, and no others');
+$crash->check_failures('id % 4 = 2');
 
 $node->stop;
 done_testing();

@@ -194,6 +194,39 @@ sub end_kills
 	return;
 }
 
+# The tasks whose ids are in table published have had one effect each, by those in table
+# effect, both with this in front of their names; there were more than so many.  Three tests.
+sub check_effects
+{
+	my ($self, $prefix, $least) = @_;
+	my $node = $self->{node};
+	my $label = $prefix =~ /^(.+)_$/ ? "$1: " : '';
+	my $published = $node->safe_psql('postgres', "SELECT count(*) FROM ${prefix}published");
+
+	cmp_ok($published, '>', $least, "${label}there was work to do");
+	note "$label$published tasks";
+	is($node->safe_psql('postgres', "SELECT count(*), count(DISTINCT id) FROM ${prefix}effect"),
+		"$published|$published", "${label}every task has exactly one effect");
+	is($node->safe_psql('postgres', "SELECT count(*) FROM ${prefix}published AS p FULL JOIN ${prefix}effect AS e USING (id)"
+			  . ' WHERE p IS NULL OR e IS NULL'),
+		'0', "${label}none is lost, none comes from nowhere");
+	return;
+}
+
+# A failure is recorded with its settlement: once, or not at all.  Of the tasks in table
+# published the first attempt fails where this holds.
+sub check_failures
+{
+	my ($self, $fails) = @_;
+
+	is($self->{node}->safe_psql('postgres',
+			'SELECT count(*) - count(DISTINCT id), count(*) FILTER (WHERE message <> \'the first attempt fails\'),'
+			  . " count(*) = least((SELECT count(*) FROM published WHERE $fails), 1000)"
+			  . ' FROM ruststream.failure'),
+		'0|0|t', 'every failure is recorded once, and no others');
+	return;
+}
+
 # When the server accepted connections, by its log: pairs of time stamps, each
 # interval up to the kill that ended it, the last one without an end.
 sub intervals_up
