@@ -367,8 +367,7 @@ rs_sql_detach_queue(PG_FUNCTION_ARGS)
 	if (exists)
 	{
 		require_owner(relid);
-		/* At once what the drop of the trigger takes: a delivery in work deadlocks with an upgrade.
-		 */
+		/* At once what the drop of the trigger takes: an upgrade deadlocks with a delivery. */
 		LockRelationOid(relid,
 						has_wake_trigger(relid) ? AccessExclusiveLock : ShareRowExclusiveLock);
 	}

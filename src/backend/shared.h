@@ -292,8 +292,10 @@ extern void rs_database_want(RsDatabase *database);
 extern void rs_database_release(RsDatabase *database); /* frees it where nothing holds it */
 extern void rs_slot_free(RsSlot *slot);
 
-/* The others take the lock themselves.  A worker's slot, with a new cookie; NULL: none is free, or
- * the database closes. */
+/*
+ * The others take the lock themselves.  A worker's slot, with a new cookie; NULL: none is free, or
+ * the database closes.
+ */
 extern RsSlot *rs_slot_allocate(Oid database, int32 subscription, const char *subscription_name,
 								Oid owner, Oid queue, uint64 *cookie);
 

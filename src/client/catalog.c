@@ -113,19 +113,10 @@ declare_isolation(ruststream *handle, rs_table *table, const char *isolation, co
 {
 	rs_dialect dialect = handle->driver->dialect;
 	rs_problem problem = rs_isolation_declare(dialect, isolation, &table->isolation);
-	const char *hole;
 
 	if (problem.code == RS_OK)
 		problem = rs_mode_declare(dialect, mode, &table->mode);
-	if (problem.code == RS_OK)
-		return RUSTSTREAM_OK;
-	hole = strstr(rs_problem_text(problem.code), "%s");
-	if (hole == NULL)
-		return rs_fail(handle, RUSTSTREAM_REFUSED, rs_problem_hint(problem.code), "%s",
-					   rs_problem_text(problem.code));
-	return rs_fail(handle, RUSTSTREAM_REFUSED, rs_problem_hint(problem.code), "%.*s%s%s",
-				   (int) (hole - rs_problem_text(problem.code)), rs_problem_text(problem.code),
-				   problem.subject, hole + 2);
+	return problem.code == RS_OK ? RUSTSTREAM_OK : rs_fail_problem(handle, problem);
 }
 
 ruststream_code

@@ -98,8 +98,7 @@ const char *const rs_portable_catalog[RS_CATALOG_COUNT] = {
 	/* seen_at: not seen since then */
 	[RS_CATALOG_WORKER_PRUNE] = "DELETE FROM ruststream_worker WHERE seen_at < ?",
 
-	/* -> subscription, queue, state, workers, workers_wanted, delivered, failed, last_error, .._at
-	 */
+	/* -> what ruststream_status has, but for what is counted in the queues */
 	[RS_CATALOG_STATUS] = "SELECT subscription, queue, state, workers, workers_wanted, delivered, "
 						  "failed, last_error, "
 						  "last_error_at FROM ruststream_status ORDER BY subscription",

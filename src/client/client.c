@@ -98,6 +98,18 @@ rs_fail(ruststream *handle, ruststream_code code, const char *hint, const char *
 }
 
 ruststream_code
+rs_fail_problem(ruststream *handle, rs_problem problem)
+{
+	const char *text = rs_problem_text(problem.code);
+	const char *hole = strstr(text, "%s");
+
+	if (hole == NULL)
+		return rs_fail(handle, RUSTSTREAM_REFUSED, rs_problem_hint(problem.code), "%s", text);
+	return rs_fail(handle, RUSTSTREAM_REFUSED, rs_problem_hint(problem.code), "%.*s%s%s",
+				   (int) (hole - text), text, problem.subject, hole + 2);
+}
+
+ruststream_code
 rs_no_memory(ruststream *handle)
 {
 	return rs_fail(handle, RUSTSTREAM_NO_MEMORY, NULL, "out of memory");

@@ -74,6 +74,8 @@ extern ruststream_code rs_begin_call(ruststream *handle);
 extern ruststream_code rs_take_error(ruststream *handle);
 extern ruststream_code rs_fail(ruststream *handle, ruststream_code code, const char *hint,
 							   const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* The same with a problem that the core has found. */
+extern ruststream_code rs_fail_problem(ruststream *handle, rs_problem problem);
 extern ruststream_code rs_no_memory(ruststream *handle);
 extern void rs_tell(ruststream *handle, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));

@@ -7,8 +7,9 @@
  * The library (worker.c, deliver.c, catalog.c) decides nothing by engine.  The
  * statements come from the core's catalogue of the driver's dialect, the
  * catalogs' statements and schema from the driver.  A driver is a const rs_driver in
- * driver_<engine>.c, the only file that includes that engine's header, listed in rs_drivers
- * (client.c) under RS_WITH_<ENGINE>, which the Makefile defines where the library is found.
+ * driver_<engine>.c, and the files beside it, which alone include that engine's header; it is
+ * listed in rs_drivers (client.c) under RS_WITH_<ENGINE>, which the Makefile defines where the
+ * library is found.
  *
  * What a driver owes
  * ------------------

@@ -48,7 +48,6 @@ keep_column(void *arg, const rs_value *values, int count)
 
 /* Types, each with a comma in front and behind. */
 #define INTEGERS ",tinyint,smallint,mediumint,int,bigint,"
-#define TEXTS ",char,varchar,tinytext,text,mediumtext,longtext,"
 #define TIMES ",datetime,timestamp,"
 #define IDS INTEGERS "char,varchar,binary,varbinary,uuid,inet4,inet6,"
 #define KEYS INTEGERS "char,varchar,tinytext,text,mediumtext,longtext,uuid,enum,"

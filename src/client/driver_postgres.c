@@ -67,8 +67,10 @@ take_message(rs_error *error, ruststream_code code, const char *message)
 	}
 }
 
-/* The statements that were kept are the server's no more: a pooler has another one, or a handler
- * has dropped them. */
+/*
+ * The statements that were kept are the server's no more: a pooler has another one, or a handler
+ * has dropped them.
+ */
 static bool
 is_of_statements(const char *state, const char *message)
 {

@@ -168,8 +168,7 @@ check_key_column(looking *at, const rs_column *column, Oid type)
 	return true;
 }
 
-/* name, type as declared, generated, NOT NULL, its type or a domain's, precision, identity always
- */
+/* name, type as declared, is generated, NOT NULL, type or a domain's, precision, identity always */
 static bool
 keep_column(void *arg, const rs_value *values, int count)
 {

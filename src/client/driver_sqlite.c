@@ -5,9 +5,9 @@
  *
  * One writer at a time has the whole database.  A lock that is held elsewhere is waited for,
  * at random intervals, up to busy_timeout; what could not be had by then is a transient
- * failure, as is SQLITE_BUSY_SNAPSHOT, which comes at once when a transaction that has read wants
- *to write after somebody else has.  Transactions of ours begin with IMMEDIATE, so they never meet
- *the latter.
+ * failure, as is SQLITE_BUSY_SNAPSHOT, which comes at once when a transaction that has read
+ * wants to write after somebody else has.  Transactions of ours begin with IMMEDIATE, so
+ * they never meet the latter.
  *
  *-------------------------------------------------------------------------
  */
@@ -279,8 +279,7 @@ open_session(const rs_url *url, rs_session **result, rs_error *error)
 	}
 	session->base.driver = &rs_sqlite_driver;
 	session->busy_limit = busy_timeout * RS_MILLISECOND;
-	/* A connection is one thread's at a time; sqlite3_interrupt may come from any other as it is.
-	 */
+	/* A connection is one thread's at a time; sqlite3_interrupt may come from any as it is. */
 	if (sqlite3_open_v2(url->database, &session->db, flags_of(url) | SQLITE_OPEN_NOMUTEX, NULL) !=
 		SQLITE_OK)
 	{

@@ -51,7 +51,7 @@ read_pid(int lock)
 	return (pid_t) strtol(text, NULL, 10);
 }
 
-/* Take the file's lock and write who has it; -1 where that cannot be. */
+/* Take the file's lock and write who has it; else *pid is who has, where that is known. */
 static rs_key_result
 take_lock(const char *path, int *lock, pid_t *pid)
 {
@@ -59,6 +59,7 @@ take_lock(const char *path, int *lock, pid_t *pid)
 	char *name = malloc(size);
 	char text[32];
 	int length;
+	bool is_written;
 
 	if (name == NULL)
 		return RS_KEY_NO_MEMORY;
@@ -80,8 +81,8 @@ take_lock(const char *path, int *lock, pid_t *pid)
 	}
 	length = snprintf(text, sizeof(text), "%ld\n", (long) getpid());
 	/* For the message that another process gives: without it there is just no number. */
-	if (ftruncate(*lock, 0) != 0 || pwrite(*lock, text, (size_t) length, 0) != length)
-		return RS_KEY_DONE;
+	is_written = ftruncate(*lock, 0) == 0 && pwrite(*lock, text, (size_t) length, 0) == length;
+	(void) is_written;
 	return RS_KEY_DONE;
 }
 

@@ -329,8 +329,7 @@ start_and_oversee(crew *all, int64_t grace)
 	int result = EXIT_DONE;
 
 #ifdef M_TRIM_THRESHOLD
-	/* Each delivery allocates and frees the same again: giving it back to the system costs a fifth.
-	 */
+	/* Each delivery allocates and frees the same again: to give it back costs a fifth. */
 	(void) mallopt(M_TRIM_THRESHOLD, 16 * 1024 * 1024);
 #endif
 	sigemptyset(&signals);

@@ -63,19 +63,6 @@ rs_plan_run(rs_session *session, rs_plan *plan, rs_operation operation, int inde
 
 /* ------------------------------------------------------------ descriptions */
 
-/* A problem that the core has found, as the handle's error. */
-static ruststream_code
-refuse_problem(ruststream *handle, rs_problem problem)
-{
-	const char *text = rs_problem_text(problem.code);
-	const char *hole = strstr(text, "%s");
-
-	if (hole == NULL)
-		return rs_fail(handle, RUSTSTREAM_REFUSED, rs_problem_hint(problem.code), "%s", text);
-	return rs_fail(handle, RUSTSTREAM_REFUSED, rs_problem_hint(problem.code), "%.*s%s%s",
-				   (int) (hole - text), text, problem.subject, hole + 2);
-}
-
 static ruststream_code
 refuse_missing_column(ruststream *handle, const char *table, const char *name, int length,
 					  const char *what)
@@ -174,7 +161,7 @@ rs_bind_queue(ruststream *handle, rs_plan *plan, const rs_table *table, bool des
 	if (problem.code == RS_OK)
 		problem = rs_table_check_dialect(plan->dialect, table);
 	if (problem.code != RS_OK)
-		return refuse_problem(handle, problem);
+		return rs_fail_problem(handle, problem);
 
 	if (handle->driver->look(handle->session, table, plan->arena, &plan->look) != RS_DONE)
 		return rs_take_error(handle);

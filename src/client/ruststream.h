@@ -195,14 +195,17 @@ typedef struct ruststream_queue
 } ruststream_queue;
 
 /*
- * Describe a table, or describe it anew.  RUSTSTREAM_REFUSED says what is wrong with
- * the description or the table.  A missing index is no error but a notice, which says how to
- * make it.
+ * Describe a table, or describe it anew.  RUSTSTREAM_NOT_FOUND where there is no such
+ * table; RUSTSTREAM_REFUSED says what is wrong with the description or the table.  A missing
+ * index is no error but a notice, which says how to make it.
  */
 RUSTSTREAM_API ruststream_code ruststream_describe(ruststream *handle,
 												   const ruststream_queue *queue);
 
-/* Forget a description; the table stays.  Refused while a subscription reads it. */
+/*
+ * Forget a description; the table stays.  RUSTSTREAM_NOT_FOUND where there is none,
+ * RUSTSTREAM_REFUSED while a subscription reads it.
+ */
 RUSTSTREAM_API ruststream_code ruststream_forget(ruststream *handle, const char *table);
 
 typedef struct ruststream_subscription
@@ -210,8 +213,7 @@ typedef struct ruststream_subscription
 	const char *name;
 	const char *queue;   /* a table that is described */
 	const char *handler; /* SQL text, or the name of a stored procedure or function */
-	const char
-		*program; /* or a command for /bin/sh; neither: a callback of ruststream_worker_open */
+	const char *program; /* or a command for /bin/sh; neither: ruststream_worker_open's callback */
 	const char *group_name;    /* the group it reads; the subscription's name unless given */
 	const char *transactional; /* "on", "off"; NULL: off for programs, on for everything else */
 	int workers;               /* of the command line; 1 unless given */
@@ -229,13 +231,17 @@ typedef struct ruststream_subscription
 } ruststream_subscription;
 
 /*
- * Make a subscription, or replace the one of that name.  RUSTSTREAM_REFUSED says
- * what cannot hold.  Workers that run take it up within their poll interval.
+ * Make a subscription, or replace the one of that name.  RUSTSTREAM_NOT_FOUND where the
+ * queue is not described, RUSTSTREAM_REFUSED says what cannot hold.  Workers that run take it
+ * up within their poll interval.
  */
 RUSTSTREAM_API ruststream_code ruststream_subscribe(ruststream *handle,
 													const ruststream_subscription *subscription);
 
-/* Forget, pause or resume a subscription.  Deliveries in work end as they would have. */
+/*
+ * Forget, pause or resume a subscription.  Deliveries in work end as they would have.
+ * RUSTSTREAM_NOT_FOUND where there is none of that name.
+ */
 RUSTSTREAM_API ruststream_code ruststream_unsubscribe(ruststream *handle, const char *name);
 RUSTSTREAM_API ruststream_code ruststream_pause(ruststream *handle, const char *name);
 RUSTSTREAM_API ruststream_code ruststream_resume(ruststream *handle, const char *name);
@@ -261,7 +267,8 @@ typedef struct ruststream_task
  *
  *	id, size	receives the row's id as text, cut to size; may be NULL, 0
  *
- * RUSTSTREAM_REFUSED where the table has not the role of something that is given.  On
+ * RUSTSTREAM_NOT_FOUND where the table is not described, RUSTSTREAM_REFUSED where it has not
+ * the role of something that is given, or headers are not what they should be.  On
  * SQLite another handle cannot publish while a delivery that has written is open:
  * RUSTSTREAM_BUSY, after the busy timeout.
  */
@@ -292,7 +299,10 @@ typedef struct ruststream_status
 
 typedef void (*ruststream_status_callback)(void *arg, const ruststream_status *status);
 
-/* Each subscription, or the one of that name (name may be NULL), by name. */
+/*
+ * Each subscription, or the one of that name (name may be NULL), by name.  What is wrong with
+ * one is its state; RUSTSTREAM_NOT_FOUND where there is none of that name.
+ */
 RUSTSTREAM_API ruststream_code ruststream_look(ruststream *handle, const char *name,
 											   ruststream_status_callback callback, void *arg);
 
@@ -318,8 +328,7 @@ typedef enum ruststream_outcome
 	RUSTSTREAM_FAIL,       /* an error, which on_error settles; ruststream_reason says which.  Where
 							* the connection's last error was transient (SQLITE_BUSY, a deadlock), all
 							* is rolled back and begun anew instead */
-	RUSTSTREAM_UNDECODABLE /* the payload is not what it should be: on_decode_error settles it
-							*/
+	RUSTSTREAM_UNDECODABLE /* the payload is not what it should be: on_decode_error settles */
 } ruststream_outcome;
 
 /* A row in work, for the length of its handler. */
@@ -344,7 +353,7 @@ typedef struct ruststream_delivery
  */
 typedef ruststream_outcome (*ruststream_handler)(ruststream_delivery *delivery, void *arg);
 
-/* Inside a handler, before it returns: how long RUSTSTREAM_RETRY_AFTER waits. */
+/* Inside a handler, before it returns: how long RUSTSTREAM_RETRY_AFTER waits; less than 0 is 0. */
 RUSTSTREAM_API void ruststream_delay(ruststream_delivery *delivery, int64_t delay);
 
 /* The same: why it answers what it answers, kept in ruststream_failure; cut to 1023 bytes. */
@@ -359,8 +368,9 @@ RUSTSTREAM_API bool ruststream_is_cancelled(const ruststream_delivery *delivery)
  *	handler		called with arg; NULL: the subscription's own handler or program
  *	worker		set to NULL where it fails
  *
- * RUSTSTREAM_REFUSED where the subscription cannot work as it is; RUSTSTREAM_BUSY
- * where another process serves advisory lock queues of the same SQLite file.
+ * RUSTSTREAM_NOT_FOUND where there is no such subscription, RUSTSTREAM_REFUSED where it
+ * cannot work as it is, RUSTSTREAM_MISUSE where the handle has a worker; RUSTSTREAM_BUSY where
+ * another process serves advisory lock queues of the same SQLite file.
  */
 RUSTSTREAM_API ruststream_code ruststream_worker_open(ruststream *handle, const char *subscription,
 													  ruststream_handler handler, void *arg,

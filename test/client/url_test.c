@@ -11,8 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A URL and what it is read as: dialect|user|password|host|port|database|parameters, or the
- * refusal. */
+/*
+ * A URL and what it is read as: dialect|user|password|host|port|database|parameters, or the
+ * refusal.
+ */
 static const char *const cases[][2] = {
 	{"sqlite:app.db", "sqlite|||||app.db|"},
 	{"sqlite://app.db", "sqlite|||||app.db|"},
