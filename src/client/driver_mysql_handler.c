@@ -34,10 +34,8 @@ rs_mysql_forget_handler(rs_mysql_session *session)
 	session->handler = NULL;
 }
 
-/*
- * Read the statements; prepares: and keep them.  What is not the first may need what the first
- * does.
- */
+/* Read the statements; prepares: and keep them.  What is not the first may need what the first
+ * does. */
 static rs_result
 read_handler(rs_mysql_session *session, const char *handler, bool prepares)
 {

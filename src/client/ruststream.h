@@ -353,7 +353,7 @@ typedef struct ruststream_delivery
  */
 typedef ruststream_outcome (*ruststream_handler)(ruststream_delivery *delivery, void *arg);
 
-/* Inside a handler, before it returns: how long RUSTSTREAM_RETRY_AFTER waits; less than 0 is 0. */
+/* Inside a handler, before it returns: how long RUSTSTREAM_RETRY_AFTER waits. */
 RUSTSTREAM_API void ruststream_delay(ruststream_delivery *delivery, int64_t delay);
 
 /* The same: why it answers what it answers, kept in ruststream_failure; cut to 1023 bytes. */
