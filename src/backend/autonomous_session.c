@@ -21,16 +21,13 @@
 #include "access/xact.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
-#include "libpq/pqsignal.h"
 #include "miscadmin.h"
 #include "nodes/parsenodes.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
-#include "postmaster/interrupt.h"
 #include "storage/dsm.h"
 #include "storage/ipc.h"
 #include "storage/proc.h"
-#include "storage/sinval.h"
 #include "tcop/dest.h"
 #include "tcop/tcopprot.h"
 #include "utils/builtins.h"
@@ -257,19 +254,6 @@ answer_request(RsReader *reader, StringInfo answer)
 
 /* --------------------------------------------------------------------- waiting */
 
-static void
-answer_interrupts(void)
-{
-	CHECK_FOR_INTERRUPTS();
-	if (ConfigReloadPending)
-	{
-		ConfigReloadPending = false;
-		ProcessConfigFile(PGC_SIGHUP);
-	}
-	if (catchupInterruptPending)
-		ProcessCatchupInterrupt();
-}
-
 /* May we leave?  Not where the caller is about to send something. */
 static bool
 retire(uint64 answered)
@@ -297,7 +281,7 @@ receive(RsReader *reader, uint64 answered)
 		void *data;
 		long timeout;
 
-		answer_interrupts();
+		rs_process_interrupts();
 		switch (shm_mq_receive(requests, &reader->left, &data, true))
 		{
 			case SHM_MQ_SUCCESS:
@@ -354,7 +338,7 @@ connect_as_caller(void)
 
 	rs_connect_as_owner(shared->database, shared->user);
 	snprintf(name, sizeof(name), "ruststream autonomous: for process %d", (int) shared->caller);
-	SetConfigOption("application_name", name, PGC_USERSET, PGC_S_OVERRIDE);
+	rs_process_name(name);
 	SetConfigOption("deadlock_timeout", DEADLOCK_TIMEOUT, PGC_SUSET, PGC_S_OVERRIDE);
 
 	SpinLockAcquire(&shared->mutex);
@@ -368,12 +352,7 @@ rs_autonomous_main(Datum arg)
 	MemoryContext context;
 	uint64 answered = 0;
 
-	pqsignal(SIGTERM, die);
-	pqsignal(SIGINT, cancel_call);
-	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	BackgroundWorkerUnblockSignals();
-	/* The server has ignored a reload since it forked us. */
-	ConfigReloadPending = true;
+	rs_process_signals(cancel_call);
 
 	MemoryContextSwitchTo(TopMemoryContext);
 	if (!attach((dsm_handle) DatumGetUInt32(arg)))

@@ -627,6 +627,34 @@ extern void rs_wake_idle(bool idle);
  */
 extern bool rs_wake_pending(void);
 
+/* --------------------------------------------------------------- process.c */
+
+/* Handlers of signals, unblocked; that of SIGINT is the process's own. */
+extern void rs_process_signals(pqsigfunc on_cancel);
+
+/*
+ * Connect this process as an owner, and be that owner: settings of the role or
+ * of the database must not make somebody else of us.
+ */
+extern void rs_connect_as_owner(Oid database, Oid owner);
+
+/* Its name in pg_stat_activity. */
+extern void rs_process_name(const char *name);
+
+/*
+ * For processes that run nobody's code: what a role's or a database's own settings may not
+ * change for their transactions.
+ */
+extern void rs_process_settings(void);
+
+/*
+ * Answer what came while the process waited; the second ends it without a word where it was
+ * terminated.  And wait outside any transaction, at most until a point in time, for the latch.
+ */
+extern void rs_process_interrupts(void);
+extern void rs_process_interrupts_or_exit(int exit_code);
+extern void rs_process_wait(TimestampTz until);
+
 /* --------------------------------------------- launcher.c, supervisor.c, .. */
 
 /* What a worker needs to know, in its bgw_extra. */
@@ -645,12 +673,6 @@ typedef struct RsWorkerArgs
  * back last, when the process no longer counts as connected to its database.
  */
 extern bool rs_slot_attach(const RsWorkerArgs *args);
-
-/*
- * Connect this process as an owner, and be that owner: settings of the role or
- * of the database must not make somebody else of us.
- */
-extern void rs_connect_as_owner(Oid database, Oid owner);
 
 /*
  * Is this worker to leave, in an orderly way, when no delivery is in work?

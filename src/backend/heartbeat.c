@@ -20,14 +20,11 @@
 #include "postgres.h"
 
 #include "access/xact.h"
-#include "libpq/pqsignal.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
-#include "storage/sinval.h"
-#include "tcop/tcopprot.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 
@@ -139,19 +136,6 @@ slice(const RsSeenLease *chosen, TimestampTz now)
 /* --------------------------------------------------------------------- waiting */
 
 static void
-answer_interrupts(void)
-{
-	CHECK_FOR_INTERRUPTS();
-	if (ConfigReloadPending)
-	{
-		ConfigReloadPending = false;
-		ProcessConfigFile(PGC_SIGHUP);
-	}
-	if (catchupInterruptPending)
-		ProcessCatchupInterrupt();
-}
-
-static void
 wait_until(TimestampTz until)
 {
 	int events = WL_LATCH_SET | WL_EXIT_ON_PM_DEATH;
@@ -196,7 +180,7 @@ beat(void)
 	TimestampTz until;
 	long lock_msec;
 
-	answer_interrupts();
+	rs_process_interrupts();
 	pg_memory_barrier();
 	look_at_leases();
 	if (nseen == 0 && pg_atomic_read_u32(&me->entry.stop) != 0)
@@ -223,28 +207,6 @@ beat(void)
 		rs_extend_end();
 }
 
-/* What a role's own settings may not change for us. */
-static void
-own_settings(void)
-{
-	static const char *const settings[][2] = {
-		{"default_transaction_isolation", "read committed"},
-		{"default_transaction_read_only", "off"},
-		{"default_transaction_deferrable", "off"},
-		{"statement_timeout", "0"},
-		{"lock_timeout", "0"},
-		{"idle_in_transaction_session_timeout", "0"},
-#if PG_VERSION_NUM >= 170000
-		{"transaction_timeout", "0"},
-#endif
-		/* A crash takes the delivery with it: nobody waits for the disk or a standby. */
-		{"synchronous_commit", "off"},
-	};
-
-	for (int i = 0; i < (int) lengthof(settings); i++)
-		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
-}
-
 static void
 name_process(void)
 {
@@ -255,7 +217,7 @@ name_process(void)
 	role = GetUserNameFromId(my_owner, true);
 	snprintf(name, sizeof(name), "ruststream heartbeat: %s", role != NULL ? role : "?");
 	CommitTransactionCommand();
-	SetConfigOption("application_name", name, PGC_USERSET, PGC_S_OVERRIDE);
+	rs_process_name(name);
 }
 
 void
@@ -265,12 +227,7 @@ rs_heartbeat_main(Datum arg)
 
 	memcpy(&args, MyBgworkerEntry->bgw_extra, sizeof(args));
 
-	pqsignal(SIGTERM, die);
-	pqsignal(SIGINT, rs_extend_cancel);
-	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	BackgroundWorkerUnblockSignals();
-	/* The server has ignored a reload since it forked us. */
-	ConfigReloadPending = true;
+	rs_process_signals(rs_extend_cancel);
 
 	/* Comes before we connect: see rs_slot_attach. */
 	me = rs_heartbeat_attach(&args);
@@ -279,7 +236,9 @@ rs_heartbeat_main(Datum arg)
 	my_owner = args.owner;
 	rs_extend_init(me, args.cookie, args.owner);
 	rs_connect_as_owner(args.database, args.owner);
-	own_settings();
+	rs_process_settings();
+	/* A crash takes the delivery with it: nobody waits for the disk or a standby. */
+	SetConfigOption("synchronous_commit", "off", PGC_SUSET, PGC_S_OVERRIDE);
 	name_process();
 
 	seen = MemoryContextAlloc(TopMemoryContext, sizeof(RsSeenLease) * rs_shared->leases);

@@ -26,14 +26,10 @@
 #include "access/tableam.h"
 #include "access/xact.h"
 #include "catalog/pg_database.h"
-#include "libpq/pqsignal.h"
 #include "miscadmin.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
-#include "postmaster/interrupt.h"
 #include "storage/ipc.h"
-#include "storage/sinval.h"
-#include "tcop/tcopprot.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -78,64 +74,6 @@ rs_launcher_register(void)
 	worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
 	worker.bgw_restart_time = 1;
 	RegisterBackgroundWorker(&worker);
-}
-
-/* ------------------------------------------- common to launcher and supervisor */
-
-/* These processes have no statement that a cancel could be meant for. */
-void
-rs_process_signals(void)
-{
-	pqsignal(SIGTERM, die);
-	pqsignal(SIGINT, SIG_IGN);
-	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	BackgroundWorkerUnblockSignals();
-
-	/* A reload since the process was forked has been ignored. */
-	ConfigReloadPending = true;
-}
-
-void
-rs_process_name(const char *name)
-{
-	SetConfigOption("application_name", name, PGC_USERSET, PGC_S_OVERRIDE);
-}
-
-void
-rs_process_interrupts(int exit_code)
-{
-	/* Quietly: nothing is interrupted. */
-	if (ProcDiePending)
-		proc_exit(exit_code);
-	CHECK_FOR_INTERRUPTS();
-	if (ConfigReloadPending)
-	{
-		ConfigReloadPending = false;
-		ProcessConfigFile(PGC_SIGHUP);
-	}
-	if (catchupInterruptPending)
-		ProcessCatchupInterrupt();
-}
-
-void
-rs_process_wait(TimestampTz until)
-{
-	int events = WL_LATCH_SET | WL_EXIT_ON_PM_DEATH;
-	long timeout = -1;
-
-	if (until != DT_NOEND)
-	{
-		timeout = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), until);
-		events |= WL_TIMEOUT;
-	}
-	Assert(!IsTransactionState());
-
-	/* Signals that came while a wait for a lock has reset our latch. */
-	if (InterruptPending || ConfigReloadPending)
-		return;
-	pgstat_report_activity(STATE_IDLE, NULL);
-	(void) WaitLatch(MyLatch, events, timeout, rs_wait_event_idle());
-	ResetLatch(MyLatch);
 }
 
 /* -------------------------------------------------------------- pg_database */
@@ -455,7 +393,7 @@ recover_from_crash(void)
 
 	while (GetCurrentTimestamp() < rs_shared->quiet_until)
 	{
-		rs_process_interrupts(1);
+		rs_process_interrupts_or_exit(1);
 		rs_process_wait(rs_shared->quiet_until);
 	}
 }
@@ -463,7 +401,8 @@ recover_from_crash(void)
 void
 rs_launcher_main(Datum arg)
 {
-	rs_process_signals();
+	/* It has no statement that a cancel could be meant for. */
+	rs_process_signals(SIG_IGN);
 	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
 	rs_process_name("ruststream launcher");
 
@@ -476,7 +415,7 @@ rs_launcher_main(Datum arg)
 		TimestampTz until;
 		Oid dboid;
 
-		rs_process_interrupts(1);
+		rs_process_interrupts_or_exit(1);
 		check_registrations();
 		dboid = choose_database(&until);
 		if (!OidIsValid(dboid))

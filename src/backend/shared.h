@@ -387,17 +387,6 @@ extern void rs_database_reopen(bool committed);
 
 extern void rs_launcher_register(void);
 
-/*
- * What launcher and supervisors have in common: signal handlers; a name in
- * pg_stat_activity; answering what came while they waited, where termination
- * ends the process with this exit code; and waiting, at most until a point in
- * time.
- */
-extern void rs_process_signals(void);
-extern void rs_process_name(const char *name);
-extern void rs_process_interrupts(int exit_code);
-extern void rs_process_wait(TimestampTz until);
-
 /* What a supervisor needs to know, in its bgw_extra. */
 typedef struct RsSupervisorArgs
 {

@@ -444,20 +444,12 @@ own_settings(void)
 	static const char *const settings[][2] = {
 		{"role", "none"},
 		{"search_path", "pg_catalog, pg_temp"},
-		{"default_transaction_isolation", "read committed"},
-		{"default_transaction_read_only", "off"},
-		{"default_transaction_deferrable", "off"},
-		{"statement_timeout", "0"},
-		{"lock_timeout", "0"},
-		{"idle_in_transaction_session_timeout", "0"},
-#if PG_VERSION_NUM >= 170000
-		{"transaction_timeout", "0"},
-#endif
 		{"session_replication_role", "origin"},
 		{"row_security", "off"},
 		{"jit", "off"},
 	};
 
+	rs_process_settings();
 	for (int i = 0; i < (int) lengthof(settings); i++)
 		SetConfigOption(settings[i][0], settings[i][1], PGC_SUSET, PGC_S_OVERRIDE);
 }
@@ -483,7 +475,7 @@ rs_supervisor_main(Datum arg)
 	RsSupervisorArgs args;
 
 	memcpy(&args, MyBgworkerEntry->bgw_extra, sizeof(args));
-	rs_process_signals();
+	rs_process_signals(SIG_IGN);
 
 	/* Comes before we connect: see rs_slot_attach. */
 	if (rs_shared == NULL || !rs_supervisor_attach(args.database, args.cookie))
@@ -498,7 +490,7 @@ rs_supervisor_main(Datum arg)
 		TimestampTz until;
 		TimestampTz prune;
 
-		rs_process_interrupts(0);
+		rs_process_interrupts_or_exit(0);
 		if (!read_subscriptions())
 		{
 			/* Nothing that workers do could be settled, and no lease extended. */

@@ -20,13 +20,10 @@
 #include "catalog/namespace.h"
 #include "commands/prepare.h"
 #include "commands/sequence.h"
-#include "libpq/pqsignal.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
-#include "postmaster/interrupt.h"
 #include "storage/ipc.h"
 #include "storage/lock.h"
-#include "storage/sinval.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
@@ -214,14 +211,7 @@ deliver(RsEngine *engine)
 static void
 answer_interrupts(const RsEngine *engine)
 {
-	CHECK_FOR_INTERRUPTS();
-	if (ConfigReloadPending)
-	{
-		ConfigReloadPending = false;
-		ProcessConfigFile(PGC_SIGHUP);
-	}
-	if (catchupInterruptPending)
-		ProcessCatchupInterrupt();
+	rs_process_interrupts();
 	if (!rs_slot_stop_requested())
 		return;
 	/* Who found a guard held by us looks for what we leave. */
@@ -281,25 +271,6 @@ rest_until(RsEngine *engine, TimestampTz until, RsWorkerState state, uint32 wait
 
 /* ---------------------------------------------------------------------- main */
 
-void
-rs_connect_as_owner(Oid database, Oid owner)
-{
-	uint32 flags = 0;
-
-#if PG_VERSION_NUM >= 170000
-	flags |= BGWORKER_BYPASS_ROLELOGINCHECK;
-#endif
-	BackgroundWorkerInitializeConnectionByOid(database, owner, flags);
-	if (GetSessionUserId() != owner)
-	{
-		StartTransactionCommand();
-		SetConfigOption("session_authorization", GetUserNameFromId(owner, false), PGC_SUSET,
-						PGC_S_OVERRIDE);
-		CommitTransactionCommand();
-	}
-	SetConfigOption("role", "none", PGC_SUSET, PGC_S_OVERRIDE);
-}
-
 /*
  * wait -> claim -> deliver -> settle -> observe, until told to stop.  The
  * order matters: we are known as idle before the claim looks, so that a row
@@ -340,12 +311,7 @@ rs_worker_main(Datum arg)
 
 	memcpy(&args, MyBgworkerEntry->bgw_extra, sizeof(args));
 
-	pqsignal(SIGTERM, die);
-	pqsignal(SIGINT, worker_cancel);
-	pqsignal(SIGHUP, SignalHandlerForConfigReload);
-	BackgroundWorkerUnblockSignals();
-	/* The server has ignored a reload since it forked us. */
-	ConfigReloadPending = true;
+	rs_process_signals(worker_cancel);
 
 	/*
 	 * First the slot: a worker that was told to leave while it was starting
