@@ -69,9 +69,40 @@ static List *claims_state;
 static SPIPlanPtr cursors_plan;
 static SPIPlanPtr session_state_plan;
 
-/* Read the session's state, or part of it; the result is in SPI_tuptable. */
-static uint64
-read_rows(SPIPlanPtr *plan, const char *text)
+/* One thing that a session has: its columns, and all of them as one text. */
+typedef struct StateRow
+{
+	char *columns[STATE_COLUMNS];
+	char *key;
+} StateRow;
+
+/* Take over the rows of a result, in the current context. */
+static StateRow *
+take_rows(int count)
+{
+	StateRow *rows = palloc(sizeof(StateRow) * Max(count, 1));
+
+	for (int i = 0; i < count; i++)
+	{
+		StringInfoData key;
+
+		initStringInfo(&key);
+		for (int n = 0; n < STATE_COLUMNS; n++)
+		{
+			char *column = SPI_getvalue(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, n + 1);
+
+			rows[i].columns[n] = column;
+			appendStringInfo(&key, "%s|", column ? column : "");
+		}
+		rows[i].key = key.data;
+	}
+	SPI_freetuptable(SPI_tuptable);
+	return rows;
+}
+
+/* Read the session's state, or part of it. */
+static StateRow *
+read_rows(SPIPlanPtr *plan, const char *text, int *count)
 {
 	MemoryContext save_context = CurrentMemoryContext;
 	int rc;
@@ -92,39 +123,27 @@ read_rows(SPIPlanPtr *plan, const char *text)
 	MemoryContextSwitchTo(save_context);
 	if (rc != SPI_OK_SELECT)
 		elog(ERROR, "could not read the session's state: %s", SPI_result_code_string(rc));
-	return SPI_processed;
+	*count = (int) SPI_processed;
+	return take_rows(*count);
 }
 
-/* The columns of a row of the session's state, and all of them as one text. */
-static char *
-state_row(uint64 row, char **columns)
+static StateRow *
+read_session_state(int *count)
 {
-	StringInfoData key;
-
-	initStringInfo(&key);
-	for (int i = 0; i < STATE_COLUMNS; i++)
-	{
-		columns[i] = SPI_getvalue(SPI_tuptable->vals[row], SPI_tuptable->tupdesc, i + 1);
-		appendStringInfo(&key, "%s|", columns[i] ? columns[i] : "");
-	}
-	return key.data;
+	return read_rows(&session_state_plan, session_state_text, count);
 }
 
 static List *
-read_session_state(MemoryContext context)
+remember(MemoryContext context)
 {
-	uint64 rows = read_rows(&session_state_plan, session_state_text);
+	int count;
+	StateRow *rows = read_session_state(&count);
+	MemoryContext save = MemoryContextSwitchTo(context);
 	List *state = NIL;
 
-	for (uint64 i = 0; i < rows; i++)
-	{
-		char *columns[STATE_COLUMNS];
-		char *key = state_row(i, columns);
-		MemoryContext save = MemoryContextSwitchTo(context);
-
-		state = lappend(state, pstrdup(key));
-		MemoryContextSwitchTo(save);
-	}
+	for (int i = 0; i < count; i++)
+		state = lappend(state, pstrdup(rows[i].key));
+	MemoryContextSwitchTo(save);
 	return state;
 }
 
@@ -144,7 +163,7 @@ is_in(const List *state, const char *key)
 void
 rs_drain_remember_session(MemoryContext context)
 {
-	callers_state = read_session_state(context);
+	callers_state = remember(context);
 	claims_state = NIL;
 }
 
@@ -181,20 +200,14 @@ drop_cursor(char **columns)
 void
 rs_drain_drop_cursors(void)
 {
-	uint64 rows = read_rows(&cursors_plan, cursors_text);
-	SPITupleTable *cursors = SPI_tuptable;
+	int count;
+	StateRow *cursors = read_rows(&cursors_plan, cursors_text, &count);
 
-	for (uint64 i = 0; i < rows; i++)
+	for (int i = 0; i < count; i++)
 	{
-		char *columns[STATE_COLUMNS];
-		char *key;
-
-		SPI_tuptable = cursors;
-		key = state_row(i, columns);
-		if (!is_callers(key))
-			drop_cursor(columns);
+		if (!is_callers(cursors[i].key))
+			drop_cursor(cursors[i].columns);
 	}
-	SPI_freetuptable(cursors);
 }
 
 /* Remove one thing; what lies in the temporary schema goes in the end, all at once. */
@@ -226,54 +239,39 @@ remove_from_session(char **columns, ObjectAddresses *temporary)
 bool
 rs_drain_is_clean(void)
 {
-	uint64 rows = read_rows(&session_state_plan, session_state_text);
-	SPITupleTable *state = SPI_tuptable;
+	int count;
+	const StateRow *state = read_session_state(&count);
 	bool is_clean = true;
 
-	for (uint64 i = 0; i < rows && is_clean; i++)
-	{
-		char *columns[STATE_COLUMNS];
-		char *key;
-
-		SPI_tuptable = state;
-		key = state_row(i, columns);
-		is_clean = is_callers(key) || is_in(claims_state, key);
-	}
-	SPI_freetuptable(state);
+	for (int i = 0; i < count && is_clean; i++)
+		is_clean = is_callers(state[i].key) || is_in(claims_state, state[i].key);
 	return is_clean;
 }
 
 void
 rs_drain_remember_claimed(MemoryContext context)
 {
-	claims_state = read_session_state(context);
-	SPI_freetuptable(SPI_tuptable);
+	claims_state = remember(context);
 }
 
 /* Undo what a handler left in the caller's session, and nothing the caller had. */
 void
 rs_drain_clean(void)
 {
-	uint64 rows = read_rows(&session_state_plan, session_state_text);
-	SPITupleTable *state = SPI_tuptable;
+	int count;
+	StateRow *state = read_session_state(&count);
 	ObjectAddresses *temporary = new_object_addresses();
 
-	for (uint64 i = 0; i < rows; i++)
+	for (int i = 0; i < count; i++)
 	{
-		char *columns[STATE_COLUMNS];
-		char *key;
-
-		SPI_tuptable = state;
-		key = state_row(i, columns);
-		if (!is_callers(key))
-			remove_from_session(columns, temporary);
+		if (!is_callers(state[i].key))
+			remove_from_session(state[i].columns, temporary);
 	}
 	PushActiveSnapshot(GetTransactionSnapshot());
 	performMultipleDeletions(temporary, DROP_CASCADE,
 							 PERFORM_DELETION_INTERNAL | PERFORM_DELETION_QUIETLY);
 	PopActiveSnapshot();
 	free_object_addresses(temporary);
-	SPI_freetuptable(state);
 	claims_state = NIL;
 	/* The next transaction must begin without a snapshot. */
 	SPI_commit();
