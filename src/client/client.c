@@ -109,6 +109,13 @@ rs_fail_problem(ruststream *handle, rs_problem problem)
 				   (int) (hole - text), text, problem.subject, hole + 2);
 }
 
+rs_result
+rs_session_no_memory(rs_session *session)
+{
+	rs_error_set(&session->error, RUSTSTREAM_NO_MEMORY, "", NULL, "out of memory");
+	return RS_FAILED;
+}
+
 ruststream_code
 rs_no_memory(ruststream *handle)
 {

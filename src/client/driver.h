@@ -144,6 +144,9 @@ typedef enum rs_purpose
 	RS_FOR_DELIVERY /* the queue's own level or mode */
 } rs_purpose;
 
+/* Fill the session's error in, and return RS_FAILED. */
+extern rs_result rs_session_no_memory(rs_session *session);
+
 /* ------------------------------------------------------ looking at a table */
 
 typedef struct rs_column

@@ -4,7 +4,8 @@
  *	  What the files of the driver for MySQL and MariaDB share; the only one that
  *	  includes the header of libmariadb, which speaks to both.
  *
- *	driver_mysql.c				connections, transactions, keys
+ *	driver_mysql.c				sessions, transactions, keys
+ *	driver_mysql_connect.c		a connection, as the URL wants it
  *	driver_mysql_statement.c	statements that are prepared
  *	driver_mysql_claim.c		claims, which are several statements
  *	driver_mysql_table.c		looking at a table
@@ -151,6 +152,11 @@ extern rs_result rs_mysql_begin(rs_session *base, rs_purpose purpose, const rs_t
 extern rs_result rs_mysql_commit(rs_session *base);
 extern rs_result rs_mysql_lock_key(rs_session *base, const char *key, bool *locked);
 extern void rs_mysql_unlock_key(rs_session *base, const char *key);
+
+/* driver_mysql_connect.c */
+
+/* NULL where it fails: only error is filled in then. */
+extern MYSQL *rs_mysql_connect(const rs_url *url, rs_error *error);
 
 /* driver_mysql_statement.c */
 extern rs_result rs_mysql_execute(rs_session *base, const rs_command *command,

@@ -21,8 +21,7 @@
 rs_result
 rs_postgres_no_memory(rs_postgres_session *session)
 {
-	rs_error_set(&session->base.error, RUSTSTREAM_NO_MEMORY, "", NULL, "out of memory");
-	return RS_FAILED;
+	return rs_session_no_memory(&session->base);
 }
 
 /* ------------------------------------------------------------------ times */

@@ -399,8 +399,7 @@ prepare_keys(rs_session *base)
 						 (long) pid);
 			return RS_FAILED;
 		case RS_KEY_NO_MEMORY:
-			rs_error_set(&base->error, RUSTSTREAM_NO_MEMORY, "", NULL, "out of memory");
-			return RS_FAILED;
+			return rs_session_no_memory(base);
 		case RS_KEY_SYSTEM:
 			break;
 	}
@@ -417,8 +416,7 @@ lock_key(rs_session *base, const char *key, bool *locked)
 
 	if (rs_keys_lock(session->keys, key, session, locked) == RS_KEY_DONE)
 		return RS_DONE;
-	rs_error_set(&base->error, RUSTSTREAM_NO_MEMORY, "", NULL, "out of memory");
-	return RS_FAILED;
+	return rs_session_no_memory(base);
 }
 
 static void

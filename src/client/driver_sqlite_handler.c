@@ -388,10 +388,7 @@ rs_sqlite_call_handler(rs_session *base, const char *handler, const ruststream_d
 		session->handler = strdup(handler);
 	}
 	if (session->handler == NULL)
-	{
-		rs_error_set(&base->error, RUSTSTREAM_NO_MEMORY, "", NULL, "out of memory");
-		return RS_FAILED;
-	}
+		return rs_session_no_memory(base);
 
 	*given = (rs_answer){.outcome = RS_OUTCOME_ACK};
 	session->answer = given;

@@ -228,13 +228,6 @@ keep_table(void *arg, const rs_value *values, int count)
 	return false;
 }
 
-static rs_result
-out_of_memory(rs_session *base)
-{
-	rs_error_set(&base->error, RUSTSTREAM_NO_MEMORY, "", NULL, "out of memory");
-	return RS_FAILED;
-}
-
 rs_result
 rs_sqlite_look(rs_session *base, const rs_table *table, rs_arena *arena, rs_look *look)
 {
@@ -251,7 +244,7 @@ rs_sqlite_look(rs_session *base, const rs_table *table, rs_arena *arena, rs_look
 	if (result != RS_DONE)
 		return result;
 	if (arena->is_exhausted)
-		return out_of_memory(base);
+		return rs_session_no_memory(base);
 	if (found.name == NULL || found.type == NULL || strcmp(found.type, "table") != 0)
 	{
 		rs_error_set(&base->error, found.name == NULL ? RUSTSTREAM_NOT_FOUND : RUSTSTREAM_REFUSED,
@@ -268,7 +261,7 @@ rs_sqlite_look(rs_session *base, const rs_table *table, rs_arena *arena, rs_look
 	if (result == RS_DONE)
 		result = look_at_indexes(base, &at);
 	if (result == RS_DONE && arena->is_exhausted)
-		return out_of_memory(base);
+		return rs_session_no_memory(base);
 	for (int i = 0; i < look->column_count && result == RS_DONE; i++)
 	{
 		rs_column *column = &look->columns[i];

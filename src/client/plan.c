@@ -51,10 +51,7 @@ rs_plan_run(rs_session *session, rs_plan *plan, rs_operation operation, int inde
 	rs_value bound[RS_MAX_PARAMETERS];
 
 	if (command == NULL)
-	{
-		rs_error_set(&session->error, RUSTSTREAM_NO_MEMORY, "", NULL, "out of memory");
-		return RS_FAILED;
-	}
+		return rs_session_no_memory(session);
 	for (int i = 0; i < command->parameter_count; i++)
 		bound[i] = values[command->parameters[i]];
 	return session->driver->execute(session, command, bound, command->parameter_count, row, arg,
