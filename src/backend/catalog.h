@@ -196,6 +196,19 @@ extern int64 rs_interval_microseconds(const Interval *interval, const char *what
 /* So many microseconds in words, in the current context: "30 s". */
 extern char *rs_interval_text(int64 microseconds);
 
+/*
+ * Error where the owner may not use the table's schema; or lacks a right on the table, of this
+ * name, where these rights are needed in all.
+ */
+extern void rs_check_schema_usage(Oid owner, Oid relid);
+extern void rs_check_right(Oid owner, Oid relid, AclMode right, const char *word,
+						   const char *needed);
+
+/* ----------------------------------------------------------- dead_letter.c */
+
+/* Bind subscription->dead_letter_table as the destination; error where it cannot take a move. */
+extern void rs_bind_dead_letter_table(RsSubscription *subscription);
+
 /* No interval is longer, so that "now" plus any of them is a point in time. */
 #define RS_MAX_INTERVAL (INT64CONST(100) * 365 * USECS_PER_DAY)
 
