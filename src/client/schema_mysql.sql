@@ -51,7 +51,7 @@ CREATE TABLE IF NOT EXISTS ruststream_subscription (
 	lease_ms BIGINT NOT NULL DEFAULT 30000 CHECK (lease_ms > 0),
 	timeout_ms BIGINT CHECK (timeout_ms > 0),
 	poll_interval_ms BIGINT NOT NULL DEFAULT 1000 CHECK (poll_interval_ms > 0),
-	batch_size INT CHECK (batch_size BETWEEN 1 AND 10000) COMMENT 'the handler takes so many rows at once',
+	batch_size INT COMMENT 'the handler takes so many rows at once' CHECK (batch_size BETWEEN 1 AND 10000),
 	paused TINYINT NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
 	CONSTRAINT `a subscription has a handler or a program, not both`
 		CHECK (handler IS NULL OR program IS NULL),
