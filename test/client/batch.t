@@ -36,7 +36,7 @@ sub fresh
 	my ($code, undef, $err) = run('subscribe', $engine->url, 'jobs', 'jobs', @$how, '--batch-size', $settings{batch_size} // 10,
 		'--dead-letter', 'dead', '--lease', $settings{lease} // '30s', '--retry-delay', $settings{retry_delay} // '1h', '--poll-interval', '50ms',
 		$settings{max_attempts} ? ('--max-attempts', $settings{max_attempts}) : (),
-		$settings{decode} ? ('--decode', $settings{decode}) : ());
+		$settings{timeout} ? ('--timeout', $settings{timeout}) : ());
 	die $err if $code != 0;
 	return;
 }
@@ -233,9 +233,9 @@ sub programs
 	my $contents = sub { open(my $in, '<', $log) or return; return map { s/\n//r } <$in>; };
 	my $answer = sub { my ($command, @rows) = @_; fresh(['--exec', $command]); unlink $log; insert(@rows); return run('work', $engine->url, '--drain'); };
 
-	$answer->("$read; test \"\$RUSTSTREAM_ROWS\" = 2 && test \"\$RUSTSTREAM_QUEUE\" != '' && test -z \"\$RUSTSTREAM_ID\"", 'a "quoted" one', "b\\");
+	$answer->("$read; test \"\$RUSTSTREAM_ROWS\" = 2 && test \"\$RUSTSTREAM_QUEUE\" != '' && test -z \"\$RUSTSTREAM_ID\"", 'a "quoted" one', "b\tc");
 	is(join("\n", $contents->()), '{"id":"1","attempt":1,"headers":null,"payload":"a \"quoted\" one"}' . "\n"
-		  . '{"id":"2","attempt":1,"headers":null,"payload":"b\\\\"}', "$form: a program gets a line of JSON a row");
+		  . '{"id":"2","attempt":1,"headers":null,"payload":"b\u0009c"}', "$form: a program gets a line of JSON a row");
 	is(rows(), '', '.. and acknowledges all of them by its exit status');
 	$answer->("$read; echo not all; exit 11", qw(a b));
 	is(rows(), 'a 2 waiting, b 2 waiting', '.. or answers something else for all');
@@ -254,6 +254,49 @@ sub programs
 	is(rows(), 'a 2 waiting, b 2 waiting', '.. a failure of both');
 	(undef, undef, $err) = $answer->('echo broken >&2; exit 3', qw(a b));
 	like($err, qr/batch of 2 rows.*broken/, '.. and why it has failed is told');
+	return;
+}
+
+# Programs that take too long, and workers that have no more time.
+sub cancelled
+{
+	my ($log) = @_;
+	fresh(['--exec', 'sleep 60'], timeout => '200ms');
+	insert(qw(a b));
+	my (undef, undef, $err) = run('work', $engine->url, '--drain');
+	like($err, qr/batch of 2 rows.*cancelled after its timeout/, "$form: a program that is past its timeout");
+	is(rows(), 'a 2 waiting, b 2 waiting', '.. has failed for each row');
+	fresh(['--exec', "echo begun > '$log'; sleep 60"]);
+	unlink $log;
+	insert(qw(a b));
+	my $child = start({}, 'work', $engine->url, '--grace', '50ms');
+	for (my $until = time() + $PATIENCE; time() < $until && !-s $log; sleep 0.02) { }
+	kill 'TERM', $child->{pid};
+	(my $code, undef, $err) = finish($child);
+	is($code, 0, '.. a worker that has no more time');
+	like($err, qr/released a batch of 2 rows, from row 1 on/, '.. says so');
+	is(rows(), $form eq 'row_lock' ? 'a 1, b 1' : 'a 2, b 2', '.. and gives its rows back');
+	return;
+}
+
+# A lock that is waited for in vain: the settlement is tried again, the handler is not.
+sub busy
+{
+	fresh([]);
+	insert(qw(a wait b));
+	my $pid = open2(my $out, my $in, $caller, $engine->url . '?busy_timeout=300', 'jobs');
+	my $child = { pid => $pid, out => $out, in => $in, said => [] };
+	until_waiting($child);
+	my $locker = open(my $locked, '-|', 'sqlite3', '-batch', '-cmd', '.timeout 10000', $engine->{file},
+		'BEGIN IMMEDIATE', '.shell echo locked; sleep 1', 'COMMIT') // die "sqlite3: $!";
+	readline $locked;
+	print { $child->{in} } "go on\n";
+	my ($code, @said) = ended($child);
+	close $locked;
+	is($code, 0, "$form: a settlement that is locked out");
+	is(calls(@said), 'call; a 1; wait 1; b 1', '.. is tried again by itself');
+	is(rows(), '', '.. until it is done');
+	cmp_ok(one('SELECT transient FROM ruststream_counter'), '>=', 1, '.. which is counted');
 	return;
 }
 
@@ -320,7 +363,9 @@ for my $name (@ARGV ? @ARGV : qw(sqlite libpq mariadb))
 			stopped();
 			session_lost($KILL{$name}) if $KILL{$name};
 			leases() if $form eq 'lease';
+			busy() if $name eq 'sqlite';
 			programs($log);
+			cancelled($log);
 			crashes($log);
 		};
 	}
