@@ -33,7 +33,6 @@ typedef struct claiming
 	rs_value *values;
 	rs_row_callback row;
 	void *arg;
-	int64_t wanted; /* rows; of lines one at a time */
 	bool of_candidates;
 	bool found;
 	bool has_savepoint;
@@ -168,7 +167,7 @@ claim_head(claiming *claim, bool is_loose)
 
 	if (is_loose)
 		operation = has_payload ? RS_OP_CLAIM_PAYLOAD : RS_OP_CLAIM_ROW;
-	return run(claim, operation, is_loose ? claim->wanted : 1, hand_over, claim);
+	return run(claim, operation, 1, hand_over, claim);
 }
 
 /* Take the head of a line, or a row that is in none, if it can be had. */
@@ -354,12 +353,8 @@ rs_result
 rs_postgres_claim(rs_session *base, struct rs_plan *plan, rs_value *values, rs_row_callback row,
 				  void *arg)
 {
-	claiming claim = {.session = rs_postgres_of(base),
-					  .plan = plan,
-					  .values = values,
-					  .row = row,
-					  .arg = arg,
-					  .wanted = values[RS_PARAM_LIMIT].integer};
+	claiming claim = {
+		.session = rs_postgres_of(base), .plan = plan, .values = values, .row = row, .arg = arg};
 
 	switch (rs_table_lines(&plan->table))
 	{
@@ -368,6 +363,8 @@ rs_postgres_claim(rs_session *base, struct rs_plan *plan, rs_value *values, rs_r
 		case RS_LINES_PARTITION_KEY:
 			return claim_of_keys(&claim);
 		default:
+			if (values[RS_PARAM_LIMIT].integer > 1)
+				return rs_postgres_claim_batch(base, plan, values, row, arg);
 			return claim_head(&claim, true);
 	}
 }

@@ -17,7 +17,7 @@ my $caller = program() =~ s{library/ruststream$}{batch_call}r;
 plan skip_all => 'batch_call is not built' unless $caller ne program() && -x $caller;
 $ENV{RUSTSTREAM} = program();
 my $PATIENCE = 60;
-my $ROLES = [qw(attempt retry_after)];
+our $ROLES = [qw(attempt retry_after)];
 
 # ---------------------------------------------------------------- helpers
 
@@ -122,6 +122,23 @@ sub failures
 	is(scalar(grep({ /^! .*batch of 4 rows/ } @said)), 1, '.. and is told of once');
 	is(one('SELECT COUNT(*) FROM ruststream_failure'), 4, '.. but kept for each');
 	is(one('SELECT COUNT(*) FROM noted'), $form eq 'row_lock' ? 0 : 1, '.. and its writes are undone where there is a transaction');
+	return;
+}
+
+# Of many rows, so that an engine that likes another order has the chance to show it.
+sub order
+{
+	local $ROLES = [qw(attempt retry_after priority)];
+	fresh([], batch_size => 100);
+	my (@expected, %words);
+	for my $n (1 .. 60)
+	{
+		my ($priority, $ago) = ((5, 'NULL', 3)[$n % 3], $n % 4 == 0 ? 'NULL' : -1000 - $n);
+		$engine->insert({ payload => "r$n", priority => $priority, retry_after => $ago }, $scenario);
+		push @expected, [$priority eq 'NULL' ? -1 : $priority, $ago eq 'NULL' ? -9999 : $ago, $n];
+	}
+	@expected = sort { $a->[0] <=> $b->[0] || $a->[1] <=> $b->[1] || $a->[2] <=> $b->[2] } @expected;
+	is(calls((ended(call()))[1 .. 3000]) =~ s/(; )+$//r, join('; ', 'call', map { "r$_->[2] 1" } @expected), "$form: a batch is in claim order");
 	return;
 }
 
@@ -359,6 +376,7 @@ for my $name (@ARGV ? @ARGV : qw(sqlite libpq mariadb))
 			answers();
 			failures();
 			writes();
+			order();
 			killed();
 			stopped();
 			session_lost($KILL{$name}) if $KILL{$name};
