@@ -319,7 +319,8 @@ read_subscription(void *arg, const rs_value *columns, int count)
 	into->lease = number_of(&columns[14]);
 	into->timeout = number_of(&columns[15]);
 	into->poll_interval = number_of(&columns[16]);
-	into->paused = number_of(&columns[17]) != 0;
+	into->batch_size = number_of(&columns[17]);
+	into->paused = number_of(&columns[18]) != 0;
 	for (int i = 0; i < count && fingerprint != NULL; i++)
 	{
 		const char *text = rs_text_of(arena, &columns[i]);
@@ -372,6 +373,7 @@ subscription_of(const ruststream_subscription *given)
 		.lease = given->lease != 0 ? given->lease : 30000,
 		.timeout = given->timeout,
 		.poll_interval = given->poll_interval != 0 ? given->poll_interval : 1000,
+		.batch_size = given->batch_size,
 	};
 }
 
@@ -403,6 +405,7 @@ put_subscription(writing *row, const rs_subscription *from, const char *group_na
 		rs_value_of_integer(from->lease),
 		number_or_null(from->timeout),
 		rs_value_of_integer(from->poll_interval),
+		number_or_null(from->batch_size),
 		rs_value_of_text(from->name),
 	};
 

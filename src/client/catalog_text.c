@@ -20,7 +20,7 @@
 #define SUBSCRIPTION_COLUMNS                                                                       \
 	"queue, handler, program, group_name, transactional, workers, max_attempts, dead_letter, "     \
 	"on_error, on_decode_error, decode, retry_delay_ms, backoff, max_retry_delay_ms, lease_ms, "   \
-	"timeout_ms, poll_interval_ms"
+	"timeout_ms, poll_interval_ms, batch_size"
 
 const char *const rs_portable_catalog[RS_CATALOG_COUNT] = {
 	/* name -> QUEUE_COLUMNS */
@@ -47,11 +47,11 @@ const char *const rs_portable_catalog[RS_CATALOG_COUNT] = {
 		"UPDATE ruststream_subscription SET queue = ?, handler = ?, program = ?, group_name = ?, "
 		"transactional = ?, workers = ?, max_attempts = ?, dead_letter = ?, on_error = ?, "
 		"on_decode_error = ?, decode = ?, retry_delay_ms = ?, backoff = ?, max_retry_delay_ms = ?, "
-		"lease_ms = ?, timeout_ms = ?, poll_interval_ms = ? WHERE name = ?",
+		"lease_ms = ?, timeout_ms = ?, poll_interval_ms = ?, batch_size = ? WHERE name = ?",
 	/* the same */
 	[RS_CATALOG_SUBSCRIPTION_INSERT] =
 		"INSERT INTO ruststream_subscription (" SUBSCRIPTION_COLUMNS ", name) VALUES "
-		"(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+		"(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
 	/* name */
 	[RS_CATALOG_SUBSCRIPTION_DELETE] = "DELETE FROM ruststream_subscription WHERE name = ?",
 	/* paused, name */

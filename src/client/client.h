@@ -145,6 +145,7 @@ typedef struct rs_subscription
 	int64_t lease;
 	int64_t timeout;
 	int64_t poll_interval;
+	int64_t batch_size; /* 0: one row at a time */
 	bool paused;
 	const char *fingerprint; /* every setting in one text: has anything changed? */
 } rs_subscription;
@@ -153,6 +154,9 @@ extern ruststream_code rs_load_subscription(ruststream *handle, const char *name
 											rs_subscription *subscription);
 
 /* ----------------------------------------------------------------- plan.c */
+
+/* How many rows a batch may have. */
+#define RS_MAX_BATCH 10000
 
 typedef enum rs_decode
 {
@@ -178,6 +182,7 @@ typedef struct rs_plan
 	int64_t lease; /* microseconds, as the following; whole seconds */
 	int64_t timeout;
 	int64_t poll_interval;
+	int batch_size; /* how many rows a claim takes at most; 0: one row at a time */
 	rs_dialect dialect;
 	rs_command *commands; /* RS_OPERATION_COUNT * RS_MAX_STATEMENTS, rendered at first use */
 } rs_plan;
@@ -205,9 +210,21 @@ extern rs_result rs_plan_run(rs_session *session, rs_plan *plan, rs_operation op
 
 /* ---------------------------------------------------------------- watch.c */
 
+/* The lease of a row in work. */
+typedef struct rs_lease
+{
+	bool is_held;
+	rs_value id; /* copied into id_text */
+	char *id_text;
+	size_t id_size;
+	char token[RS_TIME_SIZE + 8];
+	char announced[RS_TIME_SIZE + 8]; /* "": none */
+	int64_t next_extension;           /* monotonic */
+} rs_lease;
+
 /*
  * The watch on a delivery: a thread beside the worker, with a connection of its own, that extends
- * the lease and ends a handler that is past its timeout.
+ * its leases, one a row, and ends a handler that is past its timeout.
  *
  * A lease's token is announced here before it is written.  So at each moment the row holds
  * the token or the announced one, and a settlement, which stops the watch first
@@ -224,17 +241,13 @@ typedef struct rs_watch
 	bool quits;
 	bool is_active;      /* a handler runs */
 	uint64_t generation; /* which delivery */
-	bool has_lease;
-	rs_value id; /* copied into id_text */
-	char *id_text;
-	size_t id_size;
-	char token[RS_TIME_SIZE + 8];
-	char announced[RS_TIME_SIZE + 8]; /* "": none */
-	int64_t announced_time;
-	int64_t lease;          /* microseconds */
-	int64_t next_extension; /* monotonic, as the following */
-	int64_t deadline;       /* 0: none */
-	int64_t sleeps_until;   /* INT64_MAX: until it is called */
+	rs_lease *leases;    /* of this delivery, and room for those of larger ones */
+	int lease_count;
+	int lease_room;
+	int held_count;       /* how many of them are held */
+	int64_t lease;        /* microseconds */
+	int64_t deadline;     /* monotonic, as the following; 0: none */
+	int64_t sleeps_until; /* INT64_MAX: until it is called */
 	bool timed_out;
 	bool cancels;        /* the worker was interrupted */
 	rs_session *session; /* the worker's: to be interrupted */
@@ -252,10 +265,17 @@ extern bool rs_watch_prepare(rs_watch *watch, const rs_command *extend);
 /* Begin a delivery; token may be NULL.  Returns false where no thread can be had. */
 extern bool rs_watch_begin(rs_watch *watch, rs_session *session, const rs_value *id,
 						   const char *token, int64_t lease, int64_t timeout);
+/*
+ * Begin the delivery of a batch: hold the leases of its rows, if their tokens say that they have
+ * any, and number them.  The handler begins later.
+ */
+struct rs_work;
+extern bool rs_watch_hold(rs_watch *watch, struct rs_work *const *rows, int count, int64_t lease);
+extern bool rs_watch_handler_begins(rs_watch *watch, rs_session *session, int64_t timeout);
 /* No more interruptions of the worker's session: the handler is over. */
 extern void rs_watch_handler_ended(rs_watch *watch, bool *timed_out);
-/* No more extensions; what the row may hold now. */
-extern void rs_watch_stop(rs_watch *watch, char token[RS_TIME_SIZE + 8],
+/* No more extensions of one of its leases; what the row may hold now. */
+extern void rs_watch_stop(rs_watch *watch, int number, char token[RS_TIME_SIZE + 8],
 						  char announced[RS_TIME_SIZE + 8]);
 extern void rs_watch_cancel(rs_watch *watch);
 /* Has the handler been asked to end? */
@@ -263,9 +283,25 @@ extern bool rs_watch_is_cancelled(rs_watch *watch);
 
 /* -------------------------------------------------------------- program.c */
 
-/* Run a program as the handler; what goes wrong is the answer's. */
+/* What a program gets for a batch, and what it has printed, which is the caller's to free. */
+typedef struct rs_program_batch
+{
+	int rows;
+	const char *input;
+	size_t length;
+	char *output; /* terminated; NULL: nothing */
+} rs_program_batch;
+
+/*
+ * Run a program as the handler; what goes wrong is the answer's.  batch is NULL, or else the
+ * delivery is like that of its first row.
+ */
 extern void rs_program_run(const char *program, const ruststream_delivery *delivery,
-						   rs_watch *watch, rs_answer *answer, rs_error *error);
+						   rs_program_batch *batch, rs_watch *watch, rs_answer *answer,
+						   rs_error *error);
+
+/* A number of seconds, up to a hundred years of them, is the answer's delay; what follows it. */
+extern char *rs_program_delay(char *text, rs_answer *answer);
 
 /* --------------------------------------------------------------- worker.c */
 
@@ -274,6 +310,7 @@ struct ruststream_worker
 	ruststream *handle;
 	char *name;
 	ruststream_handler handler; /* NULL: the subscription's own */
+	ruststream_batch_handler batch_handler;
 	void *handler_arg;
 	bool needs_transaction;
 
@@ -289,6 +326,7 @@ struct ruststream_worker
 
 	char *transient_id; /* the row that failed so last, and how often in a row */
 	int transient_count;
+	int batch_limit; /* after a batch that could not be settled as a whole; 0: none */
 
 	atomic_bool stops;
 	atomic_bool interrupts;
@@ -334,7 +372,7 @@ extern void rs_worker_trace(const ruststream_worker *worker, rs_step step, const
 
 /* -------------------------------------------------------------- deliver.c */
 
-/* Claim a row, deliver it and settle it. */
+/* Claim a row, or a batch, deliver it and settle it. */
 extern rs_progress rs_deliver(ruststream_worker *worker);
 
 /* Where a delivery is when something goes wrong. */
@@ -357,11 +395,15 @@ typedef struct rs_work
 	int64_t attempt;
 	char token[RS_TIME_SIZE + 8]; /* "": none */
 	char announced[RS_TIME_SIZE + 8];
-	bool holds_lease; /* the watch extends it */
+	bool holds_lease; /* the watch extends it .. */
+	int lease_number; /* .. by this number */
 	const char *key;  /* advisory keys that are held, or NULL */
 	const char *partition;
 	rs_answer answer;
+	bool is_answered; /* a row of a batch: by itself */
 	bool has_error;
+	bool is_told;   /* the error is one of a whole batch */
+	bool is_over;   /* a row of a batch: it is not to be touched any more */
 	rs_error error; /* the handler's, or what made the settlement fail */
 } rs_work;
 
@@ -372,6 +414,50 @@ extern void rs_work_fail(rs_work *work, const char *state, const char *hint, con
 						 ...) __attribute__((format(printf, 4, 5)));
 extern void rs_unlock_keys(rs_work *work);
 
+/* The parts of a claim: a token, the row that a statement returns (arg is its work), and a result.
+ */
+extern rs_result rs_set_token(rs_work *work, rs_value *values, int64_t now);
+extern bool rs_keep_row(void *arg, const rs_value *columns, int count);
+/* The claim's own result: the row may not fit into memory. */
+extern rs_result rs_check_row(rs_work *work, rs_result result);
+/* Take the row whose key is locked, unless it has been settled meanwhile. */
+extern rs_result rs_take(rs_work *work, const rs_value *id, const rs_value *line);
+/* What a delivery is settled by, as far as its handler goes. */
+extern rs_settlement rs_decide(rs_work *work);
+/* One step of what remains after the handler. */
+extern rs_result rs_take_step(rs_work *work, rs_step step, const rs_settlement *settlement,
+							  bool *lost);
+/* It is settled: account for it. */
+extern void rs_conclude(rs_work *work, const rs_settlement *settlement);
+
+/* ---------------------------------------------------------------- batch.c */
+
+/*
+ * The rows of one claim, handled by one call.  It is one delivery where it is about the handler,
+ * and one for each row where it is about a row: claim, decoding, lease, key, settlement, failure.
+ */
+typedef struct rs_batch
+{
+	rs_work call; /* the handler's: its answer, and its error */
+	rs_work **rows;
+	int count;
+	rs_work **given; /* those that the handler takes: the others did not decode */
+	ruststream_delivery **deliveries;
+	int given_count;
+	int settling; /* row lock form: the row whose settlement is under way, or -1 */
+} rs_batch;
+
+extern rs_progress rs_deliver_batch(ruststream_worker *worker);
+
+/* -------------------------------------------------------- batch_handler.c */
+
+/*
+ * Call the handler with the rows that it is given, watched.  RS_DONE: it has answered (each row's
+ * answer is in its work), or failed as a whole (batch->call.has_error); else what is wrong is
+ * more than a failure.
+ */
+extern rs_result rs_handle_batch(rs_batch *batch);
+
 /* --------------------------------------------------------------- handle.c */
 
 /*
@@ -379,6 +465,11 @@ extern void rs_unlock_keys(rs_work *work);
  * by itself (work->has_error); else what is wrong is more than a failure.
  */
 extern rs_result rs_handle(rs_work *work);
+/* Is the payload what the subscription says that it must be?  Else the work has failed. */
+extern bool rs_decode_payload(rs_work *work);
+extern bool rs_is_utf8(const char *text, size_t length);
+/* What a callback has answered; false: no outcome, but a failure. */
+extern bool rs_take_outcome(rs_answer *answer, ruststream_outcome outcome);
 
 /* ------------------------------------------------------------- settle_row.c */
 
@@ -405,6 +496,20 @@ extern void rs_stop_lease(rs_work *work);
 /* Everything is rolled back already; work->error says why. */
 extern rs_progress rs_recover(rs_work *work, rs_result result);
 extern void rs_lose(rs_work *work);
+/* How far a settlement in a fresh transaction came. */
+typedef enum rs_afresh
+{
+	RS_AFRESH_SETTLED,
+	RS_AFRESH_TAKEN, /* somebody else has the row: recorded the failure alone */
+	RS_AFRESH_FAILED
+} rs_afresh;
+
+/* The parts of a recovery, for the rows of a batch. */
+extern bool rs_have_new_session(ruststream_worker *worker);
+extern rs_afresh rs_settle_afresh(rs_work *work, const rs_settlement *settlement, bool records);
+extern void rs_settle_by_policy(rs_work *work, rs_cause cause);
+/* Count a transient failure of this row; NULL: of a claim.  Has it had its share? */
+extern bool rs_count_transient(ruststream_worker *worker, const char *id);
 /* An orderly stop: the row goes back as it is. */
 extern void rs_give_back(rs_work *work);
 

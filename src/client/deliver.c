@@ -72,8 +72,8 @@ rs_work_fail(rs_work *work, const char *state, const char *hint, const char *for
 /* ----------------------------------------------------------------- claims */
 
 /* A token of our own, later than any before it: no two claims of this process share one. */
-static rs_result
-set_token(rs_work *work, rs_value *values, int64_t now)
+rs_result
+rs_set_token(rs_work *work, rs_value *values, int64_t now)
 {
 	ruststream_worker *worker = work->worker;
 	const rs_driver *driver = worker->handle->driver;
@@ -106,8 +106,8 @@ hex_of(rs_arena *arena, const rs_value *bytes)
 }
 
 /* The row, as a claim returns it: id, attempt, headers, payload. */
-static bool
-keep_row(void *arg, const rs_value *columns, int count)
+bool
+rs_keep_row(void *arg, const rs_value *columns, int count)
 {
 	rs_work *work = arg;
 	rs_arena *arena = &work->worker->delivery_arena;
@@ -155,9 +155,8 @@ keep_row(void *arg, const rs_value *columns, int count)
 	return true;
 }
 
-/* The claim's own result: the row may not fit into memory. */
-static rs_result
-check_row(rs_work *work, rs_result result)
+rs_result
+rs_check_row(rs_work *work, rs_result result)
 {
 	if (result == RS_DONE && work->worker->delivery_arena.is_exhausted)
 	{
@@ -187,15 +186,15 @@ claim(rs_work *work)
 	values[RS_PARAM_GROUP] = rs_value_of_text(worker->plan.subscription.group_name);
 	values[RS_PARAM_LIMIT] = rs_value_of_integer(1);
 	if (rs_table_form(&worker->plan.table) == RS_FORM_LEASE)
-		result = set_token(work, values, now);
+		result = rs_set_token(work, values, now);
 	if (result != RS_DONE)
 		return result;
 
 	if (session->driver->claim != NULL)
-		result = session->driver->claim(session, &worker->plan, values, keep_row, work);
+		result = session->driver->claim(session, &worker->plan, values, rs_keep_row, work);
 	else
-		result = rs_plan_run(session, &worker->plan, operation, 0, values, keep_row, work, NULL);
-	result = check_row(work, result);
+		result = rs_plan_run(session, &worker->plan, operation, 0, values, rs_keep_row, work, NULL);
+	result = rs_check_row(work, result);
 	if (result == RS_DONE)
 		rs_worker_trace(worker, RS_STEP_CLAIM, work->has_row ? "1" : "0");
 	return result;
@@ -214,9 +213,8 @@ holds_keys(rs_work *work)
 			(work->partition == NULL || session->driver->key_is_held(session, work->partition)));
 }
 
-/* One step of what remains after the handler. */
-static rs_result
-take_step(rs_work *work, rs_step step, const rs_settlement *settlement, bool *lost)
+rs_result
+rs_take_step(rs_work *work, rs_step step, const rs_settlement *settlement, bool *lost)
 {
 	ruststream_worker *worker = work->worker;
 	rs_session *session = worker->handle->session;
@@ -266,9 +264,8 @@ take_step(rs_work *work, rs_step step, const rs_settlement *settlement, bool *lo
 	}
 }
 
-/* Settle the delivery by what came of its handler, and account for it. */
-static rs_progress
-finish(rs_work *work)
+rs_settlement
+rs_decide(rs_work *work)
 {
 	ruststream_worker *worker = work->worker;
 	rs_plan *plan = &worker->plan;
@@ -277,7 +274,6 @@ finish(rs_work *work)
 												: RS_CAUSE_ERROR;
 	rs_settlement settlement = rs_settle(&plan->table, &plan->policy, cause, work->answer.outcome,
 										 work->answer.has_delay, work->attempt);
-	bool lost = false;
 
 	work->stage = RS_STAGE_SETTLE;
 	if (settlement.lacks_dead_letter)
@@ -285,10 +281,39 @@ finish(rs_work *work)
 					 "the handler answered dead_letter, but subscription \"%s\" has none%s%s",
 					 worker->name, work->answer.reason[0] != '\0' ? "; its reason: " : "",
 					 work->answer.reason);
+	return settlement;
+}
+
+void
+rs_conclude(rs_work *work, const rs_settlement *settlement)
+{
+	ruststream_worker *worker = work->worker;
+
+	worker->transient_count = 0;
+	if (settlement->lacks_retry_after)
+		rs_tell(worker->handle,
+				"row %s returns at once: queue \"%s\" has no column for retry_after",
+				work->delivery.id, worker->plan.table.name);
+	if (work->has_error)
+	{
+		rs_report(work);
+		if (settlement->outcome == RS_OUTCOME_RETRY)
+			rs_hold(work);
+	}
+	rs_count_settlement(work, settlement);
+}
+
+/* Settle the delivery by what came of its handler, and account for it. */
+static rs_progress
+finish(rs_work *work)
+{
+	ruststream_worker *worker = work->worker;
+	rs_settlement settlement = rs_decide(work);
+	bool lost = false;
 
 	for (const rs_step *step = settlement.steps; *step != RS_STEP_END; step++)
 	{
-		rs_result result = take_step(work, *step, &settlement, &lost);
+		rs_result result = rs_take_step(work, *step, &settlement, &lost);
 
 		if (result == RS_DONE)
 			continue;
@@ -305,18 +330,7 @@ finish(rs_work *work)
 		return rs_recover(work, result);
 	}
 
-	worker->transient_count = 0;
-	if (settlement.lacks_retry_after)
-		rs_tell(worker->handle,
-				"row %s returns at once: queue \"%s\" has no column for retry_after",
-				work->delivery.id, plan->table.name);
-	if (work->has_error)
-	{
-		rs_report(work);
-		if (settlement.outcome == RS_OUTCOME_RETRY)
-			rs_hold(work);
-	}
-	rs_count_settlement(work, &settlement);
+	rs_conclude(work, &settlement);
 	return RS_PROGRESS_DELIVERED;
 }
 
@@ -514,9 +528,8 @@ lock_keys(rs_work *work, const char *key, const char *partition, bool *locked)
 	return RS_DONE;
 }
 
-/* Take the row whose key is locked, unless it has been settled meanwhile. */
-static rs_result
-take(rs_work *work, const rs_value *id, const rs_value *line)
+rs_result
+rs_take(rs_work *work, const rs_value *id, const rs_value *line)
 {
 	ruststream_worker *worker = work->worker;
 	rs_session *session = worker->handle->session;
@@ -524,10 +537,8 @@ take(rs_work *work, const rs_value *id, const rs_value *line)
 		worker->plan.table.column[RS_ROLE_PAYLOAD] != NULL ? RS_OP_TAKE_PAYLOAD : RS_OP_TAKE_ROW;
 	rs_value values[RS_PARAM_COUNT] = {{RS_NULL, 0, 0, NULL, 0}};
 	char now_text[RS_TIME_SIZE + 8];
-	rs_result result = rs_work_begin(work, RS_FOR_US);
+	rs_result result = rs_now_text(session, now_text);
 
-	if (result == RS_DONE)
-		result = rs_now_text(session, now_text);
 	if (result != RS_DONE)
 		return result;
 	values[RS_PARAM_ID] = *id;
@@ -536,16 +547,26 @@ take(rs_work *work, const rs_value *id, const rs_value *line)
 	values[RS_PARAM_KEY] = rs_value_of_text(work->key);
 	values[RS_PARAM_PARTITION_KEY] = *line;
 	for (int i = 0; i < rs_plan_count(&worker->plan, operation) && result == RS_DONE; i++)
-		result = rs_plan_run(session, &worker->plan, operation, i, values, keep_row, work, NULL);
+		result = rs_plan_run(session, &worker->plan, operation, i, values, rs_keep_row, work, NULL);
 	/* Where the row is returned by one statement and changed by another. */
 	if (work->has_row && rs_plan_count(&worker->plan, RS_OP_COUNT_ATTEMPT) > 0 && result == RS_DONE)
 		result =
 			rs_plan_run(session, &worker->plan, RS_OP_COUNT_ATTEMPT, 0, values, NULL, NULL, NULL);
-	result = check_row(work, result);
-	if (result != RS_DONE)
-		return result;
-	rs_worker_trace(worker, RS_STEP_TAKE, work->has_row ? "" : "0");
-	return rs_work_commit(work);
+	result = rs_check_row(work, result);
+	if (result == RS_DONE)
+		rs_worker_trace(worker, RS_STEP_TAKE, work->has_row ? "" : "0");
+	return result;
+}
+
+/* The same, in a transaction of its own. */
+static rs_result
+take(rs_work *work, const rs_value *id, const rs_value *line)
+{
+	rs_result result = rs_work_begin(work, RS_FOR_US);
+
+	if (result == RS_DONE)
+		result = rs_take(work, id, line);
+	return result == RS_DONE ? rs_work_commit(work) : result;
 }
 
 static rs_result
@@ -573,7 +594,7 @@ find_candidates(rs_work *work, candidates *found)
 	else
 		result =
 			rs_plan_run(session, &worker->plan, operation, 0, values, keep_candidate, found, NULL);
-	result = check_row(work, result);
+	result = rs_check_row(work, result);
 	if (result != RS_DONE)
 		return result;
 	(void) snprintf(number, sizeof(number), "%d", found->count);
@@ -625,6 +646,8 @@ rs_deliver(ruststream_worker *worker)
 	rs_work work = {.worker = worker};
 	rs_progress progress;
 
+	if (worker->plan.batch_size > 0)
+		return rs_deliver_batch(worker);
 	rs_arena_reset(&worker->delivery_arena);
 	work.delivery.handle = worker->handle;
 	work.delivery.subscription = worker->name;

@@ -117,6 +117,9 @@ typedef struct rs_session
 	rs_error error;        /* of the last call that did not return RS_DONE */
 	const rs_table *table; /* the worker's queue, or NULL */
 	const rs_held *held;   /* the worker's, or NULL: for claims that leave rows out */
+	const rs_value
+		*passed; /* candidates that were found already, and are left out of the next look, .. */
+	int passed_count; /* .. where a look finds one */
 } rs_session;
 
 typedef struct rs_url

@@ -47,9 +47,11 @@ typedef struct claiming
 static rs_result
 run(claiming *claim, rs_operation operation, int index, rs_row_callback row)
 {
-	rs_result result = rs_plan_run(&claim->session->base, claim->plan, operation, index,
-								   claim->values, row, claim, NULL);
+	rs_result result;
 
+	claim->values[RS_PARAM_LIMIT] = rs_value_of_integer(claim->wanted - claim->found);
+	result = rs_plan_run(&claim->session->base, claim->plan, operation, index, claim->values, row,
+						 claim, NULL);
 	return result == RS_DONE ? claim->result : result;
 }
 
@@ -234,7 +236,6 @@ find_candidates(claiming *claim, candidate_list *list)
 	finding.wanted = MAX_CANDIDATES;
 	finding.row = keep_candidate;
 	finding.arg = list;
-	finding.values[RS_PARAM_LIMIT] = rs_value_of_integer(MAX_CANDIDATES);
 	result = walk(&finding, RS_OP_CANDIDATES, RS_OP_CANDIDATES_UNDELAYED, RS_OP_CANDIDATES_COME_DUE,
 				  pass_candidate);
 	if (result == RS_DONE && list->arena.is_exhausted)
@@ -386,7 +387,7 @@ rs_mysql_claim(rs_session *base, struct rs_plan *plan, rs_value *values, rs_row_
 					  .values = values,
 					  .row = row,
 					  .arg = arg,
-					  .wanted = 1};
+					  .wanted = values[RS_PARAM_LIMIT].integer};
 	bool is_serializable = rs_table_form(&plan->table) == RS_FORM_ROW_LOCK &&
 						   plan->table.isolation == RS_ISOLATION_SERIALIZABLE;
 

@@ -7,6 +7,7 @@
  *	driver_postgres.c			connections, errors, transactions
  *	driver_postgres_execute.c	statements, what they take and return
  *	driver_postgres_claim.c		claims of FIFO groups and partition keys
+ *	driver_postgres_batch.c		claims of several rows
  *	driver_postgres_text.c		the text of a handler that is SQL
  *	driver_postgres_handler.c	running it, and how it answers
  *	driver_postgres_key.c		advisory keys, and poolers that lose them
@@ -157,6 +158,11 @@ extern rs_result rs_postgres_claim(rs_session *base, struct rs_plan *plan, rs_va
 								   rs_row_callback row, void *arg);
 extern rs_result rs_postgres_candidates(rs_session *base, struct rs_plan *plan, rs_value *values,
 										rs_row_callback row, void *arg);
+
+/* ---------------------------------------------------- driver_postgres_batch.c */
+
+extern rs_result rs_postgres_claim_batch(rs_session *base, struct rs_plan *plan,
+										 const rs_value *values, rs_row_callback row, void *arg);
 
 /* ----------------------------------------------------- driver_postgres_text.c */
 

@@ -25,7 +25,7 @@
 #define SUBSCRIPTION_COLUMNS                                                                       \
 	"queue, handler, program, group_name, transactional, workers, max_attempts, dead_letter, "     \
 	"on_error, on_decode_error, decode, retry_delay_ms, backoff, max_retry_delay_ms, lease_ms, "   \
-	"timeout_ms, poll_interval_ms"
+	"timeout_ms, poll_interval_ms, batch_size"
 #define ADD(column, n) column " = " column " OPERATOR(pg_catalog.+) $" #n ", "
 
 /* What each takes and returns: catalog_text.c. */
@@ -48,11 +48,11 @@ const char *const rs_postgres_catalog[RS_CATALOG_COUNT] = {
 								", paused FROM public.ruststream_subscription WHERE name" IS "$1",
 	[RS_CATALOG_SUBSCRIPTION_UPDATE] =
 		"UPDATE public.ruststream_subscription SET (" SUBSCRIPTION_COLUMNS ") = "
-		"($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17) "
-		"WHERE name" IS "$18",
+		"($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18) "
+		"WHERE name" IS "$19",
 	[RS_CATALOG_SUBSCRIPTION_INSERT] =
 		"INSERT INTO public.ruststream_subscription (" SUBSCRIPTION_COLUMNS ", name) VALUES "
-		"($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)",
+		"($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)",
 	[RS_CATALOG_SUBSCRIPTION_DELETE] =
 		"DELETE FROM public.ruststream_subscription WHERE name" IS "$1",
 	[RS_CATALOG_SUBSCRIPTION_PAUSE] =

@@ -363,6 +363,8 @@ rs_postgres_claim(rs_session *base, struct rs_plan *plan, rs_value *values, rs_r
 		case RS_LINES_PARTITION_KEY:
 			return claim_of_keys(&claim);
 		default:
+			if (values[RS_PARAM_LIMIT].integer > 1)
+				return rs_postgres_claim_batch(base, plan, values, row, arg);
 			return claim_head(&claim, true);
 	}
 }

@@ -138,12 +138,14 @@ is_held(sqlite3_context *context, int count, sqlite3_value **values)
 	int result = 0;
 
 	(void) count;
-	if (held != NULL && held->count > 0)
+	if ((held != NULL && held->count > 0) || session->base.passed_count > 0)
 	{
 		rs_value id = value_of(values[0]);
 
-		for (int i = 0; i < held->count; i++)
+		for (int i = 0; held != NULL && i < held->count; i++)
 			result |= rs_value_equal(&id, &held->ids[i]);
+		for (int i = 0; i < session->base.passed_count; i++)
+			result |= rs_value_equal(&id, &session->base.passed[i]);
 	}
 	sqlite3_result_int(context, result);
 }

@@ -13,8 +13,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool
-is_utf8(const char *text, size_t length)
+bool
+rs_is_utf8(const char *text, size_t length)
 {
 	for (size_t i = 0; i < length;)
 	{
@@ -43,9 +43,8 @@ is_utf8(const char *text, size_t length)
 	return true;
 }
 
-/* Is the payload what the subscription says that it must be? */
-static bool
-decode(rs_work *work)
+bool
+rs_decode_payload(rs_work *work)
 {
 	rs_decode wanted = work->worker->plan.decode;
 	const char *payload = work->delivery.payload;
@@ -60,7 +59,7 @@ decode(rs_work *work)
 		rs_work_fail(work, "", NULL, "the payload is NULL");
 		return false;
 	}
-	if (!is_utf8(payload, length))
+	if (!rs_is_utf8(payload, length))
 	{
 		rs_work_fail(work, "", NULL, "the payload is not UTF-8");
 		return false;
@@ -105,8 +104,8 @@ ruststream_is_cancelled(const ruststream_delivery *delivery)
 	return rs_watch_is_cancelled(&work->worker->watch);
 }
 
-static rs_result
-call_callback(rs_work *work)
+bool
+rs_take_outcome(rs_answer *answer, ruststream_outcome outcome)
 {
 	static const rs_outcome outcomes[] = {
 		[RUSTSTREAM_ACK] = RS_OUTCOME_ACK,
@@ -115,16 +114,24 @@ call_callback(rs_work *work)
 		[RUSTSTREAM_DISCARD] = RS_OUTCOME_DISCARD,
 		[RUSTSTREAM_DEAD_LETTER] = RS_OUTCOME_DEAD_LETTER,
 	};
+
+	answer->undecodable = outcome == RUSTSTREAM_UNDECODABLE;
+	answer->failed = (unsigned) outcome >= sizeof(outcomes) / sizeof(outcomes[0]);
+	if (!answer->failed)
+		answer->outcome = outcomes[outcome];
+	return !answer->failed;
+}
+
+static rs_result
+call_callback(rs_work *work)
+{
 	rs_session *session = work->worker->handle->session;
 	ruststream_outcome answer = work->worker->handler(&work->delivery, work->worker->handler_arg);
 	const char *reason = work->answer.reason;
 	rs_result result = RS_FAILED;
 
-	if ((unsigned) answer < sizeof(outcomes) / sizeof(outcomes[0]))
-	{
-		work->answer.outcome = outcomes[answer];
+	if (rs_take_outcome(&work->answer, answer))
 		return RS_DONE;
-	}
 	if (answer == RUSTSTREAM_FAIL && session->driver->judge_failure != NULL)
 		result = session->driver->judge_failure(session);
 	if (result != RS_FAILED)
@@ -133,8 +140,6 @@ call_callback(rs_work *work)
 		reason = answer == RUSTSTREAM_UNDECODABLE ? "the handler could not decode the payload"
 				 : answer == RUSTSTREAM_FAIL      ? "the handler failed"
 												  : "the handler answered no outcome";
-	work->answer.failed = true;
-	work->answer.undecodable = answer == RUSTSTREAM_UNDECODABLE;
 	rs_error_set(&session->error, RUSTSTREAM_DATABASE, "", NULL, "%s", reason);
 	return RS_DONE;
 }
@@ -158,7 +163,7 @@ call_handler(rs_work *work)
 	if (worker->handler != NULL)
 		result = call_callback(work);
 	else
-		rs_program_run(worker->plan.subscription.program, &work->delivery, &worker->watch,
+		rs_program_run(worker->plan.subscription.program, &work->delivery, NULL, &worker->watch,
 					   &work->answer, &session->error);
 	if (driver->guard_handler != NULL)
 		driver->guard_handler(session, false, transactional);
@@ -181,7 +186,7 @@ rs_handle(rs_work *work)
 	bool timed_out = false;
 	rs_result result;
 
-	if (!decode(work))
+	if (!rs_decode_payload(work))
 	{
 		work->answer.undecodable = true;
 		return RS_DONE;

@@ -82,6 +82,7 @@ run_subscribe(const request *asked, ruststream *db)
 {
 	int64_t workers = 0;
 	int64_t max_attempts = 0;
+	int64_t batch_size = 0;
 	ruststream_subscription subscription = {
 		.name = asked->words[0],
 		.queue = asked->words[1],
@@ -98,6 +99,7 @@ run_subscribe(const request *asked, ruststream *db)
 
 	if (!option_number(asked, "workers", 1, 64, &workers) ||
 		!option_number(asked, "max-attempts", 1, 1000000, &max_attempts) ||
+		!option_number(asked, "batch-size", 1, 10000, &batch_size) ||
 		!option_duration(asked, "retry-delay", &subscription.retry_delay) ||
 		!option_duration(asked, "max-retry-delay", &subscription.max_retry_delay) ||
 		!option_duration(asked, "lease", &subscription.lease) ||
@@ -106,6 +108,7 @@ run_subscribe(const request *asked, ruststream *db)
 		return EXIT_USAGE;
 	subscription.workers = (int) workers;
 	subscription.max_attempts = (int) max_attempts;
+	subscription.batch_size = (int) batch_size;
 	return ruststream_subscribe(db, &subscription) == RUSTSTREAM_OK ? EXIT_DONE
 																	: show_error(asked, db);
 }
@@ -116,6 +119,7 @@ static const option_text subscribe_options[] = {
 	{"group", "NAME", "the group it reads; its own name unless given"},
 	{"transactional", "on|off", "off keeps writes whatever is answered; off for programs"},
 	{"workers", "N", "how many of them, 1 unless given"},
+	{"batch-size", "N", "the handler takes up to so many rows at once; not transactional"},
 	{"max-attempts", "N", "then a row becomes a dead letter"},
 	{"dead-letter", "NAME", "a group, or a table where the queue has no groups"},
 	{"on-error", "POLICY", "retry, retry_after, discard or dead_letter"},

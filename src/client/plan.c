@@ -332,7 +332,36 @@ is_transactional(const rs_subscription *subscription)
 	if (subscription->transactional != NULL)
 		return strcmp(subscription->transactional, "on") == 0;
 	/* A program cannot write through the delivery's transaction: none need be open for it. */
-	return subscription->program == NULL;
+	return subscription->program == NULL && subscription->batch_size == 0;
+}
+
+/* A batch is one claim, one call of its handler and, in the row lock form, one commit. */
+static ruststream_code
+bind_batch(ruststream *handle, rs_plan *plan)
+{
+	const rs_subscription *from = &plan->subscription;
+
+	if (from->batch_size < 0 || from->batch_size > RS_MAX_BATCH)
+		return rs_fail(handle, RUSTSTREAM_REFUSED, "Use 1 to 10000, or leave it out.",
+					   "batch_size cannot be %lld", (long long) from->batch_size);
+	plan->batch_size = (int) from->batch_size;
+	if (plan->batch_size == 0)
+		return RUSTSTREAM_OK;
+	if (plan->policy.transactional)
+		return rs_fail(handle, RUSTSTREAM_REFUSED,
+					   "Leave out transactional, or leave out batch_size and take one row at a "
+					   "time.",
+					   "a batch subscription cannot be transactional");
+	if (from->handler != NULL)
+		return rs_fail(handle, RUSTSTREAM_REFUSED,
+					   "Use a program or a callback for batches, or leave out batch_size.",
+					   "a handler in SQL takes one row at a time");
+	if (rs_table_lines(&plan->table) != RS_LINES_NONE)
+		return rs_fail(handle, RUSTSTREAM_REFUSED,
+					   "Leave out batch_size: rows of a line go one at a time.",
+					   "the client library takes no batches from %s, which queue \"%s\" has",
+					   plan->table.fifo ? "FIFO groups" : "partition keys", plan->table.name);
+	return RUSTSTREAM_OK;
 }
 
 ruststream_code
@@ -355,6 +384,9 @@ rs_bind_subscription(ruststream *handle, rs_plan *plan, const rs_subscription *s
 		return rs_fail(handle, RUSTSTREAM_REFUSED, "Use on or off.",
 					   "transactional cannot be \"%s\"", subscription->transactional);
 	policy->transactional = is_transactional(subscription);
+	code = bind_batch(handle, plan);
+	if (code != RUSTSTREAM_OK)
+		return code;
 	if (subscription->group_name != NULL && strcmp(subscription->group_name, "*") == 0 &&
 		table.column[RS_ROLE_GROUP] != NULL)
 		return rs_fail(handle, RUSTSTREAM_REFUSED, "Make a subscription for each group.",

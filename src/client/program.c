@@ -16,6 +16,9 @@
  * environment has RUSTSTREAM_SUBSCRIPTION, RUSTSTREAM_QUEUE, RUSTSTREAM_ID, RUSTSTREAM_ATTEMPT and
  * RUSTSTREAM_HEADERS.
  *
+ * A program of batches gets a line of JSON for each row (batch_handler.c), and RUSTSTREAM_ROWS in
+ * place of what is one row's.  With 0 it may print an outcome for each row.
+ *
  * The command is run by /bin/sh, in a process group of its own, all of which ends with
  * it: when it is cancelled, first by SIGTERM, then by SIGKILL.
  *
@@ -50,8 +53,12 @@ typedef struct running
 	int errors;
 	const char *payload;
 	size_t left;
-	char said[1024];
+	char *said; /* in first, unless more is wanted */
 	size_t said_length;
+	size_t said_room;
+	size_t said_most; /* what is beyond this is dropped */
+	bool said_too_much;
+	char first[1024];
 	char complained[2048]; /* the end of it */
 	size_t complained_length;
 } running;
@@ -68,7 +75,8 @@ close_end(int *end)
 
 /* The environment, with what we say of the delivery before everything else. */
 static char **
-make_environment(rs_arena *arena, const ruststream_delivery *delivery)
+make_environment(rs_arena *arena, const ruststream_delivery *delivery,
+				 const rs_program_batch *batch)
 {
 	size_t count = 0;
 	char **result;
@@ -81,10 +89,15 @@ make_environment(rs_arena *arena, const ruststream_delivery *delivery)
 		return NULL;
 	result[n++] = rs_print(arena, "RUSTSTREAM_SUBSCRIPTION=%s", delivery->subscription);
 	result[n++] = rs_print(arena, "RUSTSTREAM_QUEUE=%s", delivery->queue);
-	result[n++] = rs_print(arena, "RUSTSTREAM_ID=%s", delivery->id);
-	result[n++] = rs_print(arena, "RUSTSTREAM_ATTEMPT=%lld", (long long) delivery->attempt);
-	result[n++] = rs_print(arena, "RUSTSTREAM_HEADERS=%s",
-						   delivery->headers != NULL ? delivery->headers : "{}");
+	if (batch != NULL)
+		result[n++] = rs_print(arena, "RUSTSTREAM_ROWS=%d", batch->rows);
+	else
+	{
+		result[n++] = rs_print(arena, "RUSTSTREAM_ID=%s", delivery->id);
+		result[n++] = rs_print(arena, "RUSTSTREAM_ATTEMPT=%lld", (long long) delivery->attempt);
+		result[n++] = rs_print(arena, "RUSTSTREAM_HEADERS=%s",
+							   delivery->headers != NULL ? delivery->headers : "{}");
+	}
 	for (size_t i = 0; i < count; i++)
 	{
 		/* Not the password: a program has no use for it. */
@@ -149,7 +162,8 @@ spawn(const char *program, char **environment, const int input[2], const int out
 
 /* Start the program and keep our ends; an error's number, or 0. */
 static int
-start(const char *program, const ruststream_delivery *delivery, running *child)
+start(const char *program, const ruststream_delivery *delivery, const rs_program_batch *batch,
+	  running *child)
 {
 	rs_arena arena = {0};
 	int input[2];
@@ -158,7 +172,7 @@ start(const char *program, const ruststream_delivery *delivery, running *child)
 	bool has_input = make_pipe(input);
 	bool has_output = make_pipe(output);
 	bool has_errors = make_pipe(errors);
-	char **environment = make_environment(&arena, delivery);
+	char **environment = make_environment(&arena, delivery, batch);
 	int problem = 0;
 
 	if (!has_input || !has_output || !has_errors)
@@ -206,7 +220,35 @@ feed(running *child)
 		close_end(&child->input);
 }
 
+/* Keep what it has said, as far as there is room, and more may be had. */
 static void
+keep_said(running *child, const char *bytes, size_t length)
+{
+	while (child->said_room - 1 - child->said_length < length &&
+		   child->said_room < child->said_most)
+	{
+		size_t room = child->said_room * 2;
+		char *larger = malloc(room);
+
+		if (larger == NULL)
+			break;
+		memcpy(larger, child->said, child->said_length);
+		if (child->said != child->first)
+			free(child->said);
+		child->said = larger;
+		child->said_room = room;
+	}
+	if (length > child->said_room - 1 - child->said_length)
+	{
+		length = child->said_room - 1 - child->said_length;
+		child->said_too_much = true;
+	}
+	memcpy(child->said + child->said_length, bytes, length);
+	child->said_length += length;
+}
+
+/* How much has been heard; 0: nothing for now, or nothing more. */
+static size_t
 listen_to(running *child, int *end, bool is_output)
 {
 	char buffer[4096];
@@ -217,13 +259,8 @@ listen_to(running *child, int *end, bool is_output)
 		close_end(end);
 	if (is_output)
 	{
-		size_t room = sizeof(child->said) - 1 - child->said_length;
-
-		if (length > room)
-			length = room;
-		memcpy(child->said + child->said_length, buffer, length);
-		child->said_length += length;
-		return;
+		keep_said(child, buffer, length);
+		return length;
 	}
 	for (size_t i = 0; i < length; i++)
 	{
@@ -237,6 +274,7 @@ listen_to(running *child, int *end, bool is_output)
 		}
 		child->complained[child->complained_length++] = buffer[i];
 	}
+	return length;
 }
 
 /* Talk for a little while. */
@@ -252,9 +290,9 @@ talk(running *child)
 	if (ends[0].revents != 0)
 		feed(child);
 	if (ends[1].revents != 0)
-		listen_to(child, &child->output, true);
+		(void) listen_to(child, &child->output, true);
 	if (ends[2].revents != 0)
-		listen_to(child, &child->errors, false);
+		(void) listen_to(child, &child->errors, false);
 }
 
 /* Until it has ended, or is made to; its status as waitpid tells it. */
@@ -285,10 +323,12 @@ converse(running *child, rs_watch *watch)
 		else if (rs_monotonic() - killed_at > TERM_MS * RS_MILLISECOND)
 			(void) kill(-child->pid, SIGKILL);
 	}
-	if (child->output >= 0)
-		listen_to(child, &child->output, true);
+	/* What is in the pipe still; a process that it has left running may go on for ever. */
+	while (child->output >= 0 && !child->said_too_much &&
+		   listen_to(child, &child->output, true) > 0)
+		continue;
 	if (child->errors >= 0)
-		listen_to(child, &child->errors, false);
+		(void) listen_to(child, &child->errors, false);
 	return ended == child->pid ? status : -1;
 }
 
@@ -321,9 +361,8 @@ last_line(char *text)
 	return text + length;
 }
 
-/* A number of seconds, up to a hundred years of them, and what follows it. */
-static char *
-take_delay(char *text, rs_answer *answer)
+char *
+rs_program_delay(char *text, rs_answer *answer)
 {
 	char *end;
 	double seconds = strtod(text, &end);
@@ -363,7 +402,7 @@ read_answer(running *child, int status, rs_answer *answer, rs_error *error)
 		answer->outcome = outcomes[code - 10];
 		said = first_line(child->said);
 		if (answer->outcome == RS_OUTCOME_RETRY_AFTER)
-			said = take_delay(said, answer);
+			said = rs_program_delay(said, answer);
 		(void) snprintf(answer->reason, sizeof(answer->reason), "%s", said);
 	}
 	else
@@ -373,9 +412,31 @@ read_answer(running *child, int status, rs_answer *answer, rs_error *error)
 	}
 }
 
+/* A batch's output is for the caller to read, if it may hold answers. */
+static void
+hand_over_output(running *child, rs_program_batch *batch, rs_answer *answer, rs_error *error)
+{
+	if (answer->failed || answer->outcome != RS_OUTCOME_ACK)
+		return;
+	if (child->said_too_much)
+	{
+		answer->failed = true;
+		rs_error_set(error, RUSTSTREAM_DATABASE, "",
+					 "Print one outcome for each row, or nothing at all.",
+					 "the program printed more than can be answers to %d rows", batch->rows);
+		return;
+	}
+	batch->output = strdup(child->said);
+	if (batch->output == NULL)
+	{
+		answer->failed = true;
+		rs_error_set(error, RUSTSTREAM_NO_MEMORY, "", NULL, "out of memory");
+	}
+}
+
 void
-rs_program_run(const char *program, const ruststream_delivery *delivery, rs_watch *watch,
-			   rs_answer *answer, rs_error *error)
+rs_program_run(const char *program, const ruststream_delivery *delivery, rs_program_batch *batch,
+			   rs_watch *watch, rs_answer *answer, rs_error *error)
 {
 	running child = {.payload = delivery->payload,
 					 .left = delivery->payload != NULL ? delivery->payload_length : 0};
@@ -387,6 +448,16 @@ rs_program_run(const char *program, const ruststream_delivery *delivery, rs_watc
 	int problem;
 	int status;
 
+	child.said = child.first;
+	child.said_room = sizeof(child.first);
+	child.said_most = sizeof(child.first);
+	if (batch != NULL)
+	{
+		child.payload = batch->input;
+		child.left = batch->length;
+		child.said_most = (size_t) (batch->rows + 1) * sizeof(answer->reason);
+	}
+
 	/* A program that does not read must not end us by SIGPIPE, nor change what SIGPIPE does. */
 	sigemptyset(&broken_pipe);
 	sigaddset(&broken_pipe, SIGPIPE);
@@ -395,7 +466,7 @@ rs_program_run(const char *program, const ruststream_delivery *delivery, rs_watc
 	was_pending = sigismember(&pending, SIGPIPE) == 1;
 	pthread_sigmask(SIG_BLOCK, &broken_pipe, &before);
 
-	problem = start(program, delivery, &child);
+	problem = start(program, delivery, batch, &child);
 	if (problem != 0)
 		fail(answer, error, "the program could not be started: error", problem, strerror(problem));
 	else
@@ -405,7 +476,11 @@ rs_program_run(const char *program, const ruststream_delivery *delivery, rs_watc
 		close_end(&child.output);
 		close_end(&child.errors);
 		read_answer(&child, status, answer, error);
+		if (batch != NULL)
+			hand_over_output(&child, batch, answer, error);
 	}
+	if (child.said != child.first)
+		free(child.said);
 
 	if (!was_pending)
 	{

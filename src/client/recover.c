@@ -13,14 +13,6 @@
 /* So many transient failures in a row make an ordinary one. */
 #define TRANSIENT_LIMIT 10
 
-/* How far a settlement in a fresh transaction came. */
-typedef enum afresh
-{
-	AFRESH_SETTLED,
-	AFRESH_TAKEN, /* somebody else has the row: recorded the failure alone */
-	AFRESH_FAILED
-} afresh;
-
 static bool
 is_there(void *arg, const rs_value *columns, int count)
 {
@@ -36,7 +28,7 @@ is_there(void *arg, const rs_value *columns, int count)
  * settlement may be NULL: record the failure alone; or not even that.
  */
 static rs_result
-settle_once(rs_work *work, const rs_settlement *settlement, bool records, afresh *came)
+settle_once(rs_work *work, const rs_settlement *settlement, bool records, rs_afresh *came)
 {
 	ruststream_worker *worker = work->worker;
 	rs_session *session = worker->handle->session;
@@ -44,7 +36,7 @@ settle_once(rs_work *work, const rs_settlement *settlement, bool records, afresh
 	bool is_ours = false;
 	rs_result result = rs_work_begin(work, RS_FOR_US);
 
-	*came = AFRESH_TAKEN;
+	*came = RS_AFRESH_TAKEN;
 	if (result == RS_DONE && settlement != NULL &&
 		(work->key == NULL || session->driver->key_is_held(session, work->key)))
 	{
@@ -57,7 +49,7 @@ settle_once(rs_work *work, const rs_settlement *settlement, bool records, afresh
 		switch (rs_settle_row(work, settlement, &result))
 		{
 			case RS_SETTLED:
-				*came = AFRESH_SETTLED;
+				*came = RS_AFRESH_SETTLED;
 				break;
 			case RS_SETTLED_LOST:
 			case RS_SETTLED_FAILED:
@@ -73,14 +65,10 @@ settle_once(rs_work *work, const rs_settlement *settlement, bool records, afresh
 	return result;
 }
 
-/* In place of one that is lost.  Its keys went with it; a lease is still ours. */
-static bool
-have_new_session(rs_work *work)
+/* In place of one that is lost. */
+bool
+rs_have_new_session(ruststream_worker *worker)
 {
-	ruststream_worker *worker = work->worker;
-
-	work->key = NULL;
-	work->partition = NULL;
 	worker->is_loaded = false; /* what else the session is to have it gets when it is taken up */
 	if (rs_reconnect(worker->handle) != RUSTSTREAM_OK)
 		return false;
@@ -89,24 +77,33 @@ have_new_session(rs_work *work)
 	return true;
 }
 
+/* Its keys went with the old one; a lease is still ours. */
+static bool
+have_new_session(rs_work *work)
+{
+	work->key = NULL;
+	work->partition = NULL;
+	return rs_have_new_session(work->worker);
+}
+
 /* Transient failures and a lost connection are waited out, for a while. */
-static afresh
-settle_afresh(rs_work *work, const rs_settlement *settlement, bool records)
+rs_afresh
+rs_settle_afresh(rs_work *work, const rs_settlement *settlement, bool records)
 {
 	ruststream_worker *worker = work->worker;
-	afresh came = AFRESH_TAKEN;
+	rs_afresh came = RS_AFRESH_TAKEN;
 	rs_result result = RS_TRANSIENT;
 
 	rs_stop_lease(work);
 	for (int i = 0; i < TRANSIENT_LIMIT && result != RS_DONE; i++)
 	{
 		if ((result == RS_LOST || worker->handle->session == NULL) && !have_new_session(work))
-			return AFRESH_FAILED;
+			return RS_AFRESH_FAILED;
 		result = settle_once(work, settlement, records, &came);
 		if (result == RS_FAILED)
-			return AFRESH_FAILED;
+			return RS_AFRESH_FAILED;
 	}
-	return result == RS_DONE ? came : AFRESH_FAILED;
+	return result == RS_DONE ? came : RS_AFRESH_FAILED;
 }
 
 void
@@ -122,7 +119,7 @@ rs_give_back(rs_work *work)
 		uncapped.max_attempts = 0;
 		settlement = rs_settle(&worker->plan.table, &uncapped, RS_CAUSE_ANSWER, RS_OUTCOME_RETRY,
 							   false, work->attempt);
-		(void) settle_afresh(work, &settlement, false);
+		(void) rs_settle_afresh(work, &settlement, false);
 	}
 	rs_unlock_keys(work);
 }
@@ -132,29 +129,29 @@ rs_give_back(rs_work *work)
  * letting the row come back; and where not even that can be written, the row stays as it was.
  * Whatever comes back at once this worker leaves alone for the retry delay.
  */
-static void
-settle_by_policy(rs_work *work, rs_cause cause)
+void
+rs_settle_by_policy(rs_work *work, rs_cause cause)
 {
 	ruststream_worker *worker = work->worker;
 	rs_policy uncapped = worker->plan.policy;
 	rs_settlement settlement = rs_settle(&worker->plan.table, &worker->plan.policy, cause,
 										 RS_OUTCOME_ACK, false, work->attempt);
-	afresh came = settle_afresh(work, &settlement, true);
+	rs_afresh came = rs_settle_afresh(work, &settlement, true);
 
-	if (came == AFRESH_FAILED)
+	if (came == RS_AFRESH_FAILED)
 	{
 		uncapped.max_attempts = 0;
 		settlement = rs_settle(&worker->plan.table, &uncapped, RS_CAUSE_ANSWER,
 							   rs_default_on_error(&worker->plan.table), false, work->attempt);
-		came = settle_afresh(work, &settlement, true);
+		came = rs_settle_afresh(work, &settlement, true);
 	}
-	if (came == AFRESH_FAILED)
-		(void) settle_afresh(work, NULL, true);
-	if (came == AFRESH_FAILED || settlement.outcome == RS_OUTCOME_RETRY)
+	if (came == RS_AFRESH_FAILED)
+		(void) rs_settle_afresh(work, NULL, true);
+	if (came == RS_AFRESH_FAILED || settlement.outcome == RS_OUTCOME_RETRY)
 		rs_hold(work);
 	rs_unlock_keys(work);
 	rs_report(work);
-	rs_count_settlement(work, came == AFRESH_SETTLED ? &settlement : NULL);
+	rs_count_settlement(work, came == RS_AFRESH_SETTLED ? &settlement : NULL);
 	worker->transient_count = 0;
 }
 
@@ -169,12 +166,9 @@ is_same_row(ruststream_worker *worker, const char *id)
 	return strcmp(id, worker->transient_id) == 0;
 }
 
-static rs_progress
-after_transient_failure(rs_work *work)
+bool
+rs_count_transient(ruststream_worker *worker, const char *id)
 {
-	ruststream_worker *worker = work->worker;
-	const char *id = work->has_row ? work->delivery.id : NULL;
-
 	worker->counts[RS_COUNT_TRANSIENT]++;
 	if (!is_same_row(worker, id))
 	{
@@ -182,7 +176,16 @@ after_transient_failure(rs_work *work)
 		worker->transient_id = id != NULL ? strdup(id) : NULL;
 		worker->transient_count = 0;
 	}
-	if (++worker->transient_count < TRANSIENT_LIMIT)
+	return ++worker->transient_count >= TRANSIENT_LIMIT;
+}
+
+static rs_progress
+after_transient_failure(rs_work *work)
+{
+	ruststream_worker *worker = work->worker;
+	const char *id = work->has_row ? work->delivery.id : NULL;
+
+	if (!rs_count_transient(worker, id))
 	{
 		rs_give_back(work);
 		return RS_PROGRESS_TRANSIENT;
@@ -195,7 +198,8 @@ after_transient_failure(rs_work *work)
 		worker->handle->error = work->error;
 		return RS_PROGRESS_BROKEN;
 	}
-	settle_by_policy(work, work->stage == RS_STAGE_SETTLE ? RS_CAUSE_SETTLE_ERROR : RS_CAUSE_ERROR);
+	rs_settle_by_policy(work,
+						work->stage == RS_STAGE_SETTLE ? RS_CAUSE_SETTLE_ERROR : RS_CAUSE_ERROR);
 	return RS_PROGRESS_DELIVERED;
 }
 
@@ -244,10 +248,10 @@ rs_lose(rs_work *work)
 	if (lock_keys_again(work))
 	{
 		/* A failure like any other, so that the row comes to an end at its cap. */
-		settle_by_policy(work, RS_CAUSE_SETTLE_ERROR);
+		rs_settle_by_policy(work, RS_CAUSE_SETTLE_ERROR);
 		return;
 	}
-	(void) settle_afresh(work, NULL, true);
+	(void) rs_settle_afresh(work, NULL, true);
 	/* It may be due at once, and be lost again. */
 	rs_hold(work);
 	rs_unlock_keys(work);
@@ -277,7 +281,7 @@ rs_recover(rs_work *work, rs_result result)
 		work->worker->handle->error = work->error;
 		return RS_PROGRESS_BROKEN;
 	}
-	settle_by_policy(work,
-					 work->stage == RS_STAGE_HANDLER ? RS_CAUSE_ERROR : RS_CAUSE_SETTLE_ERROR);
+	rs_settle_by_policy(work,
+						work->stage == RS_STAGE_HANDLER ? RS_CAUSE_ERROR : RS_CAUSE_SETTLE_ERROR);
 	return RS_PROGRESS_DELIVERED;
 }

@@ -215,7 +215,7 @@ typedef struct ruststream_subscription
 	const char *handler; /* SQL text, or the name of a stored procedure or function */
 	const char *program; /* or a command for /bin/sh; neither: ruststream_worker_open's callback */
 	const char *group_name;    /* the group it reads; the subscription's name unless given */
-	const char *transactional; /* "on", "off"; NULL: off for programs, on for everything else */
+	const char *transactional; /* "on", "off"; NULL: off for programs and batches, else on */
 	int workers;               /* of the command line; 1 unless given */
 	int max_attempts;          /* needs a dead letter and the role attempt */
 	const char *dead_letter;   /* a group, or a table where there are no groups */
@@ -228,6 +228,8 @@ typedef struct ruststream_subscription
 	int64_t lease;           /* 30000 unless given; rounded up to whole seconds */
 	int64_t timeout;         /* of a handler; none unless given */
 	int64_t poll_interval;   /* 1000 unless given */
+	int batch_size;          /* how many rows at most a handler takes at once, 1 to 10000: it is one
+							  * of batches then, and not transactional.  0: one row at a time */
 } ruststream_subscription;
 
 /*
@@ -353,6 +355,28 @@ typedef struct ruststream_delivery
  */
 typedef ruststream_outcome (*ruststream_handler)(ruststream_delivery *delivery, void *arg);
 
+/*
+ * A handler of batches: the rows of one claim, in claim order, as many as were due.
+ *
+ *	deliveries	count of them, one a row; the array and all that is in it last for the call.  Each
+ *has the same connection, which is in the claim's transaction in the row lock form, and in none in
+ *the others
+ *
+ * It answers each row by ruststream_answer, and returns the outcome of those that it has not
+ * answered.  If it returns RUSTSTREAM_FAIL it has failed as a whole, whatever it has answered:
+ * each row is settled by on_error and its own attempt, and, in the row lock form, its writes are
+ * undone.  Otherwise they are kept, whatever the outcomes; so a row that is answered
+ * RUSTSTREAM_FAIL is settled by on_error, and nothing is undone for it.
+ *
+ * It runs in the thread that runs the worker, and may block for as long as it likes, as the lease
+ * of each row is extended meanwhile.
+ */
+typedef ruststream_outcome (*ruststream_batch_handler)(ruststream_delivery *const *deliveries,
+													   size_t count, void *arg);
+
+/* Inside a handler of batches: answer one row.  The last answer counts. */
+RUSTSTREAM_API void ruststream_answer(ruststream_delivery *delivery, ruststream_outcome outcome);
+
 /* Inside a handler, before it returns: how long RUSTSTREAM_RETRY_AFTER waits. */
 RUSTSTREAM_API void ruststream_delay(ruststream_delivery *delivery, int64_t delay);
 
@@ -377,13 +401,24 @@ RUSTSTREAM_API ruststream_code ruststream_worker_open(ruststream *handle, const 
 													  ruststream_worker **worker);
 
 /*
+ * The same for a subscription with a batch_size: RUSTSTREAM_REFUSED where there is none, as
+ * ruststream_worker_open with a callback is where there is one.
+ *
+ *	handler		called with arg; NULL: the subscription's own handler or program
+ */
+RUSTSTREAM_API ruststream_code ruststream_worker_open_batch(ruststream *handle,
+															const char *subscription,
+															ruststream_batch_handler handler,
+															void *arg, ruststream_worker **worker);
+
+/*
  * Say that the handler writes through the delivery's transaction: RUSTSTREAM_REFUSED
  * where the subscription is not transactional.
  */
 RUSTSTREAM_API ruststream_code ruststream_worker_needs_transaction(ruststream_worker *worker);
 
 /*
- * Deliver one row, if one is due.
+ * Deliver one row, or one batch, if any is due.
  *
  *	delivered	whether one was; may be NULL
  *
@@ -399,7 +434,8 @@ typedef enum ruststream_run
 	RUSTSTREAM_DRAIN    /* until nothing is due */
 } ruststream_run;
 
-/* Deliver row after row.  Returns RUSTSTREAM_OK when it was stopped, or drained. */
+/* Deliver row after row, or batch after batch.  Returns RUSTSTREAM_OK when it was stopped, or
+ * drained. */
 RUSTSTREAM_API ruststream_code ruststream_worker_run(ruststream_worker *worker, ruststream_run how);
 
 /* Claim nothing more; a handler that runs is let finish.  From any thread or signal handler. */
@@ -412,7 +448,7 @@ RUSTSTREAM_API void ruststream_worker_stop(ruststream_worker *worker);
  */
 RUSTSTREAM_API void ruststream_worker_interrupt(ruststream_worker *worker);
 
-/* How many deliveries this worker has ended, and how many of them had failed. */
+/* How many rows this worker has delivered, and how many of these deliveries had failed. */
 RUSTSTREAM_API void ruststream_worker_counts(const ruststream_worker *worker, int64_t *delivered,
 											 int64_t *failed);
 

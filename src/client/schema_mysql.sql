@@ -51,9 +51,12 @@ CREATE TABLE IF NOT EXISTS ruststream_subscription (
 	lease_ms BIGINT NOT NULL DEFAULT 30000 CHECK (lease_ms > 0),
 	timeout_ms BIGINT CHECK (timeout_ms > 0),
 	poll_interval_ms BIGINT NOT NULL DEFAULT 1000 CHECK (poll_interval_ms > 0),
+	batch_size INT COMMENT 'the handler takes so many rows at once' CHECK (batch_size BETWEEN 1 AND 10000),
 	paused TINYINT NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
 	CONSTRAINT `a subscription has a handler or a program, not both`
 		CHECK (handler IS NULL OR program IS NULL),
+	CONSTRAINT `batches are not transactional: leave out one of the two`
+		CHECK (batch_size IS NULL OR transactional IS NULL OR transactional <> 'on'),
 	FOREIGN KEY (queue) REFERENCES ruststream_queue (name)
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 

@@ -64,9 +64,12 @@ CREATE TABLE public.ruststream_subscription (
 	lease_ms bigint NOT NULL DEFAULT 30000 CHECK (lease_ms > 0),
 	timeout_ms bigint CHECK (timeout_ms > 0),
 	poll_interval_ms bigint NOT NULL DEFAULT 1000 CHECK (poll_interval_ms > 0),
+	batch_size integer CHECK (batch_size BETWEEN 1 AND 10000), -- the handler takes so many rows at once
 	paused boolean NOT NULL DEFAULT false,
 	CONSTRAINT "a subscription has a handler or a program, not both"
-		CHECK (handler IS NULL OR program IS NULL)
+		CHECK (handler IS NULL OR program IS NULL),
+	CONSTRAINT "batches are not transactional: leave out one of the two"
+		CHECK (batch_size IS NULL OR transactional IS DISTINCT FROM 'on')
 );
 
 CREATE INDEX ON public.ruststream_subscription (queue);

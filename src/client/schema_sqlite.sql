@@ -54,9 +54,12 @@ CREATE TABLE ruststream_subscription (
 	lease_ms INTEGER NOT NULL DEFAULT 30000 CHECK (lease_ms > 0),
 	timeout_ms INTEGER CHECK (timeout_ms > 0),
 	poll_interval_ms INTEGER NOT NULL DEFAULT 1000 CHECK (poll_interval_ms > 0),
+	batch_size INTEGER CHECK (batch_size BETWEEN 1 AND 10000), -- the handler takes so many rows at once
 	paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
 	CONSTRAINT "a subscription has a handler or a program, not both"
-		CHECK (handler IS NULL OR program IS NULL)
+		CHECK (handler IS NULL OR program IS NULL),
+	CONSTRAINT "batches are not transactional: leave out one of the two"
+		CHECK (batch_size IS NULL OR transactional IS NOT 'on')
 );
 
 CREATE INDEX ruststream_subscription_queue ON ruststream_subscription (queue);

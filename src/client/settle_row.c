@@ -15,7 +15,7 @@ rs_stop_lease(rs_work *work)
 {
 	if (!work->holds_lease)
 		return;
-	rs_watch_stop(&work->worker->watch, work->token, work->announced);
+	rs_watch_stop(&work->worker->watch, work->lease_number, work->token, work->announced);
 	work->holds_lease = false;
 }
 
@@ -166,6 +166,8 @@ rs_record_failure(rs_work *work)
 void
 rs_report(rs_work *work)
 {
+	if (work->is_told)
+		return;
 	rs_tell(work->worker->handle,
 			"subscription \"%s\": delivery of row %s failed (attempt %lld): %s%s%s",
 			work->worker->name, work->delivery.id, (long long) work->attempt, work->error.message,

@@ -50,7 +50,9 @@ rs_watch_destroy(rs_watch *watch)
 	}
 	pthread_cond_destroy(&watch->changed);
 	pthread_mutex_destroy(&watch->mutex);
-	free(watch->id_text);
+	for (int i = 0; i < watch->lease_room; i++)
+		free(watch->leases[i].id_text);
+	free(watch->leases);
 	free(watch->extend_text);
 }
 
@@ -69,21 +71,21 @@ typedef struct extension
 
 /* A lease moves forward, whatever the clock does. */
 static int64_t
-next_end(const rs_watch *watch, int64_t now)
+next_end(const rs_watch *watch, const rs_lease *lease, int64_t now)
 {
 	int64_t end = now + watch->lease;
 	int64_t held;
 
-	if (watch->driver->parse_time(watch->token, strlen(watch->token), &held) && end <= held)
+	if (watch->driver->parse_time(lease->token, strlen(lease->token), &held) && end <= held)
 		end = held + RS_SECOND;
 	return end;
 }
 
 /* Announce a token and take along what its writing needs; the mutex is held. */
 static bool
-announce(rs_watch *watch, extension *next, int64_t now)
+announce(rs_watch *watch, rs_lease *lease, extension *next, int64_t now)
 {
-	rs_value id = watch->id;
+	rs_value id = lease->id;
 
 	next->id_text = NULL;
 	if (id.kind == RS_TEXT || id.kind == RS_BYTES)
@@ -97,11 +99,11 @@ announce(rs_watch *watch, extension *next, int64_t now)
 	next->id = id;
 	next->generation = watch->generation;
 	next->command = watch->extend;
-	memcpy(next->token, watch->token, sizeof(next->token));
+	memcpy(next->token, lease->token, sizeof(next->token));
 	/* One whose writing had no clear end is tried again. */
-	if (watch->announced[0] == '\0')
-		watch->driver->format_time(next_end(watch, now), true, watch->announced);
-	memcpy(next->until, watch->announced, sizeof(next->until));
+	if (lease->announced[0] == '\0')
+		watch->driver->format_time(next_end(watch, lease, now), true, lease->announced);
+	memcpy(next->until, lease->announced, sizeof(next->until));
 	return true;
 }
 
@@ -121,14 +123,25 @@ write_extension(rs_session *session, const extension *next, int64_t *found)
 									NULL, NULL, found);
 }
 
+/* A lease by its number, unless it was settled, or the delivery ended, while the mutex was not
+ * held. */
+static rs_lease *
+still_held(rs_watch *watch, uint64_t generation, int number)
+{
+	return watch->is_active && watch->generation == generation && watch->leases[number].is_held
+			   ? &watch->leases[number]
+			   : NULL;
+}
+
 /*
- * Extend the lease; the mutex is held at the beginning and at the end, and not while the database
+ * Extend a lease; the mutex is held at the beginning and at the end, and not while the database
  * is asked.  A lease that is found to be somebody else's is left to the settlement, whose guard
  * says so.
  */
 static void
-extend(rs_watch *watch)
+extend(rs_watch *watch, int number)
 {
+	rs_lease *lease;
 	extension next;
 	rs_error error;
 	int64_t now = 0;
@@ -142,11 +155,12 @@ extend(rs_watch *watch)
 	if (result == RS_DONE)
 		result = watch->driver->now(watch->own, &now);
 	pthread_mutex_lock(&watch->mutex);
-	if (!watch->is_active || watch->generation != generation)
+	lease = still_held(watch, generation, number);
+	if (lease == NULL)
 		return;
-	if (result != RS_DONE || !announce(watch, &next, now))
+	if (result != RS_DONE || !announce(watch, lease, &next, now))
 	{
-		watch->next_extension = rs_monotonic() + watch->lease / 8;
+		lease->next_extension = rs_monotonic() + watch->lease / 8;
 		return;
 	}
 	pthread_mutex_unlock(&watch->mutex);
@@ -162,23 +176,42 @@ extend(rs_watch *watch)
 		(void) watch->driver->rollback(watch->own);
 
 	pthread_mutex_lock(&watch->mutex);
-	if (watch->generation != next.generation || !watch->is_active)
+	lease = still_held(watch, next.generation, number);
+	if (lease == NULL)
 		return;
 	if (result == RS_DONE && found > 0)
 	{
-		memcpy(watch->token, next.until, sizeof(watch->token));
-		watch->announced[0] = '\0';
-		watch->next_extension = rs_monotonic() + watch->lease / 2;
+		memcpy(lease->token, next.until, sizeof(lease->token));
+		lease->announced[0] = '\0';
+		lease->next_extension = rs_monotonic() + watch->lease / 2;
 	}
 	else if (result == RS_DONE)
-		watch->has_lease = false;
+	{
+		lease->is_held = false;
+		watch->held_count--;
+	}
 	else
 	{
 		/* Whether it was written is known, unless the connection was lost over it. */
 		if (result != RS_LOST)
-			watch->announced[0] = '\0';
-		watch->next_extension = rs_monotonic() + watch->lease / 8;
+			lease->announced[0] = '\0';
+		lease->next_extension = rs_monotonic() + watch->lease / 8;
 	}
+}
+
+/* The number of the lease that is to be extended first; -1: none is held. */
+static int
+next_lease(const rs_watch *watch)
+{
+	int next = -1;
+
+	for (int i = 0; i < watch->lease_count && watch->held_count > 0; i++)
+	{
+		if (watch->leases[i].is_held &&
+			(next < 0 || watch->leases[i].next_extension < watch->leases[next].next_extension))
+			next = i;
+	}
+	return next;
 }
 
 /* Wait for a change, or until a time of the monotonic clock (0: no such). */
@@ -206,6 +239,7 @@ watch_main(void *arg)
 	{
 		int64_t now = rs_monotonic();
 		bool runs = watch->is_active && watch->session != NULL;
+		int lease = watch->is_active ? next_lease(watch) : -1;
 		int64_t until = 0;
 
 		if (runs && watch->deadline != 0 && now >= watch->deadline)
@@ -216,13 +250,13 @@ watch_main(void *arg)
 			watch->driver->interrupt(watch->session);
 			until = now + 50 * RS_MILLISECOND;
 		}
-		if (watch->is_active && watch->has_lease && now >= watch->next_extension)
+		if (lease >= 0 && now >= watch->leases[lease].next_extension)
 		{
-			extend(watch);
+			extend(watch, lease);
 			continue;
 		}
-		if (watch->is_active && watch->has_lease && (until == 0 || watch->next_extension < until))
-			until = watch->next_extension;
+		if (lease >= 0 && (until == 0 || watch->leases[lease].next_extension < until))
+			until = watch->leases[lease].next_extension;
 		if (runs && watch->deadline != 0 && !watch->timed_out &&
 			(until == 0 || watch->deadline < until))
 			until = watch->deadline;
@@ -274,22 +308,59 @@ rs_watch_prepare(rs_watch *watch, const rs_command *extend_command)
 
 /* Copy the id into memory that is kept from delivery to delivery. */
 static bool
-keep_id(rs_watch *watch, const rs_value *id)
+keep_id(rs_lease *lease, const rs_value *id)
 {
-	watch->id = *id;
+	lease->id = *id;
 	if (id->kind != RS_TEXT && id->kind != RS_BYTES)
 		return true;
-	if (id->length + 1 > watch->id_size)
+	if (id->length + 1 > lease->id_size)
 	{
-		char *text = realloc(watch->id_text, id->length + 1);
+		char *text = realloc(lease->id_text, id->length + 1);
 
 		if (text == NULL)
 			return false;
-		watch->id_text = text;
-		watch->id_size = id->length + 1;
+		lease->id_text = text;
+		lease->id_size = id->length + 1;
 	}
-	memcpy(watch->id_text, id->text, id->length);
-	watch->id.text = watch->id_text;
+	memcpy(lease->id_text, id->text, id->length);
+	lease->id.text = lease->id_text;
+	return true;
+}
+
+/* A new delivery, with room for so many leases. */
+static bool
+begin_leases(rs_watch *watch, int count)
+{
+	watch->generation++;
+	watch->lease_count = 0;
+	watch->held_count = 0;
+	if (count > watch->lease_room)
+	{
+		rs_lease *leases = realloc(watch->leases, sizeof(rs_lease) * (size_t) count);
+
+		if (leases == NULL)
+			return false;
+		memset(leases + watch->lease_room, 0,
+			   sizeof(rs_lease) * (size_t) (count - watch->lease_room));
+		watch->leases = leases;
+		watch->lease_room = count;
+	}
+	return true;
+}
+
+static bool
+add_lease(rs_watch *watch, const rs_value *id, const char *token, int64_t now)
+{
+	rs_lease *lease = &watch->leases[watch->lease_count];
+
+	if (!keep_id(lease, id))
+		return false;
+	lease->is_held = true;
+	lease->announced[0] = '\0';
+	(void) snprintf(lease->token, sizeof(lease->token), "%s", token);
+	lease->next_extension = now + watch->lease / 2;
+	watch->lease_count++;
+	watch->held_count++;
 	return true;
 }
 
@@ -297,7 +368,8 @@ keep_id(rs_watch *watch, const rs_value *id)
 static int64_t
 next_need(const rs_watch *watch)
 {
-	int64_t need = watch->has_lease ? watch->next_extension : INT64_MAX;
+	int lease = next_lease(watch);
+	int64_t need = lease >= 0 ? watch->leases[lease].next_extension : INT64_MAX;
 
 	if (watch->deadline != 0 && watch->deadline < need)
 		need = watch->deadline;
@@ -305,36 +377,72 @@ next_need(const rs_watch *watch)
 }
 
 /*
- * A delivery's begin costs a lock and no wake-up, where the thread wakes by itself before it has
- * something to do: it looks again then.
+ * From now on the thread is there for the delivery, unless *begun says that it has none; the mutex
+ * is held.  That costs no wake-up where the thread wakes by itself before it has something to
+ * do: it looks again then.
  */
+static void
+activate(rs_watch *watch, bool *begun)
+{
+	watch->is_active = *begun;
+	if (*begun && !watch->is_started && next_need(watch) != INT64_MAX)
+		*begun = start_thread(watch);
+	else if (*begun && next_need(watch) < watch->sleeps_until)
+		pthread_cond_signal(&watch->changed);
+	watch->is_active = *begun;
+}
+
 bool
 rs_watch_begin(rs_watch *watch, rs_session *session, const rs_value *id, const char *token,
 			   int64_t lease, int64_t timeout)
 {
 	int64_t now = rs_monotonic();
-	bool begun = true;
+	bool begun;
 
 	pthread_mutex_lock(&watch->mutex);
-	watch->generation++;
-	watch->has_lease = token != NULL;
-	watch->announced[0] = '\0';
-	if (token != NULL)
-	{
-		(void) snprintf(watch->token, sizeof(watch->token), "%s", token);
-		watch->lease = lease;
-		watch->next_extension = now + lease / 2;
-		begun = keep_id(watch, id);
-	}
+	watch->lease = lease;
+	begun = begin_leases(watch, 1) && (token == NULL || add_lease(watch, id, token, now));
 	watch->deadline = timeout > 0 ? now + timeout : 0;
 	watch->timed_out = false;
 	watch->session = session;
-	watch->is_active = begun;
-	if (begun && !watch->is_started && next_need(watch) != INT64_MAX)
-		begun = start_thread(watch);
-	else if (begun && next_need(watch) < watch->sleeps_until)
-		pthread_cond_signal(&watch->changed);
-	watch->is_active = begun;
+	activate(watch, &begun);
+	pthread_mutex_unlock(&watch->mutex);
+	return begun;
+}
+
+bool
+rs_watch_hold(rs_watch *watch, rs_work *const *rows, int count, int64_t lease)
+{
+	int64_t now = rs_monotonic();
+	bool begun;
+
+	pthread_mutex_lock(&watch->mutex);
+	watch->lease = lease;
+	begun = begin_leases(watch, count);
+	for (int i = 0; i < count && begun; i++)
+	{
+		if (rows[i]->token[0] == '\0')
+			continue;
+		rows[i]->lease_number = watch->lease_count;
+		begun = rows[i]->holds_lease = add_lease(watch, &rows[i]->id, rows[i]->token, now);
+	}
+	watch->deadline = 0;
+	watch->timed_out = false;
+	watch->session = NULL;
+	activate(watch, &begun);
+	pthread_mutex_unlock(&watch->mutex);
+	return begun;
+}
+
+bool
+rs_watch_handler_begins(rs_watch *watch, rs_session *session, int64_t timeout)
+{
+	bool begun = true;
+
+	pthread_mutex_lock(&watch->mutex);
+	watch->deadline = timeout > 0 ? rs_monotonic() + timeout : 0;
+	watch->session = session;
+	activate(watch, &begun);
 	pthread_mutex_unlock(&watch->mutex);
 	return begun;
 }
@@ -346,18 +454,26 @@ rs_watch_handler_ended(rs_watch *watch, bool *timed_out)
 	*timed_out = watch->timed_out;
 	watch->session = NULL;
 	watch->deadline = 0;
-	if (!watch->has_lease)
+	if (watch->held_count == 0)
 		watch->is_active = false;
 	pthread_mutex_unlock(&watch->mutex);
 }
 
 void
-rs_watch_stop(rs_watch *watch, char token[RS_TIME_SIZE + 8], char announced[RS_TIME_SIZE + 8])
+rs_watch_stop(rs_watch *watch, int number, char token[RS_TIME_SIZE + 8],
+			  char announced[RS_TIME_SIZE + 8])
 {
+	rs_lease *lease;
+
 	pthread_mutex_lock(&watch->mutex);
-	watch->is_active = false;
-	memcpy(token, watch->token, sizeof(watch->token));
-	memcpy(announced, watch->announced, sizeof(watch->announced));
+	lease = &watch->leases[number];
+	if (lease->is_held)
+		watch->held_count--;
+	lease->is_held = false;
+	if (watch->held_count == 0)
+		watch->is_active = false;
+	memcpy(token, lease->token, sizeof(lease->token));
+	memcpy(announced, lease->announced, sizeof(lease->announced));
 	pthread_mutex_unlock(&watch->mutex);
 }
 

@@ -41,16 +41,31 @@ check_handler(ruststream_worker *worker, const rs_plan *plan)
 {
 	ruststream *handle = worker->handle;
 
-	if (worker->handler == NULL && plan->subscription.handler == NULL &&
-		plan->subscription.program == NULL)
+	if (worker->handler != NULL && plan->batch_size > 0)
+		return rs_fail(handle, RUSTSTREAM_REFUSED,
+					   "Open its worker with ruststream_worker_open_batch, or subscribe without "
+					   "batch_size.",
+					   "the callback takes one row at a time, and subscription \"%s\" asks for "
+					   "batches",
+					   worker->name);
+	if (worker->batch_handler != NULL && plan->batch_size == 0)
+		return rs_fail(handle, RUSTSTREAM_REFUSED,
+					   "Say in batch_size how many rows at most it takes.",
+					   "the callback takes batches, and subscription \"%s\" asks for one row at a "
+					   "time",
+					   worker->name);
+	if (worker->handler == NULL && worker->batch_handler == NULL &&
+		plan->subscription.handler == NULL && plan->subscription.program == NULL)
 		return rs_fail(handle, RUSTSTREAM_REFUSED,
 					   "Subscribe again with a handler or a program, or open its worker with a "
 					   "callback.",
 					   "subscription \"%s\" has no handler", worker->name);
 	if (worker->needs_transaction && !plan->policy.transactional)
 		return rs_fail(handle, RUSTSTREAM_REFUSED,
-					   "Subscribe again with transactional => \"on\", or do without the "
-					   "delivery's transaction.",
+					   plan->batch_size > 0
+						   ? "Subscribe again without batch_size: batches are not transactional."
+						   : "Subscribe again with transactional => \"on\", or do without the "
+							 "delivery's transaction.",
 					   "the handler of subscription \"%s\" needs the delivery's transaction, but "
 					   "the subscription is not transactional",
 					   worker->name);
@@ -274,9 +289,9 @@ name_worker(ruststream_worker *worker)
 					atomic_fetch_add(&number, 1) + 1);
 }
 
-ruststream_code
-ruststream_worker_open(ruststream *handle, const char *subscription, ruststream_handler handler,
-					   void *arg, ruststream_worker **result)
+static ruststream_code
+open_worker(ruststream *handle, const char *subscription, ruststream_handler handler,
+			ruststream_batch_handler batch_handler, void *arg, ruststream_worker **result)
 {
 	ruststream_worker *worker;
 	ruststream_code code = rs_begin_call(handle);
@@ -295,6 +310,7 @@ ruststream_worker_open(ruststream *handle, const char *subscription, ruststream_
 		return rs_no_memory(handle);
 	worker->handle = handle;
 	worker->handler = handler;
+	worker->batch_handler = batch_handler;
 	worker->handler_arg = arg;
 	worker->stop_pipe[0] = worker->stop_pipe[1] = -1;
 	worker->name = strdup(subscription);
@@ -320,6 +336,21 @@ ruststream_worker_open(ruststream *handle, const char *subscription, ruststream_
 	}
 	*result = worker;
 	return RUSTSTREAM_OK;
+}
+
+ruststream_code
+ruststream_worker_open(ruststream *handle, const char *subscription, ruststream_handler handler,
+					   void *arg, ruststream_worker **worker)
+{
+	return open_worker(handle, subscription, handler, NULL, arg, worker);
+}
+
+ruststream_code
+ruststream_worker_open_batch(ruststream *handle, const char *subscription,
+							 ruststream_batch_handler handler, void *arg,
+							 ruststream_worker **worker)
+{
+	return open_worker(handle, subscription, NULL, handler, arg, worker);
 }
 
 ruststream_code

@@ -92,10 +92,11 @@
 														  "[partition_key:" WHERE                  \
 														  " " IS_FREE(PARTITION) "]"
 
-/* One row to take; the head of a FIFO group is chosen among rows that the claim has locked. */
+/* Rows to take, one unless they are a batch's; the head of a FIFO group is chosen among rows that
+ * the claim has locked. */
 #define CLAIM(range, order)                                                                        \
 	"SELECT " CLAIMED ROWS READ_GROUP UNPROCESSED range UNLEASED NOT_HELD order                    \
-	" LIMIT 1 FOR UPDATE SKIP LOCKED"
+	" LIMIT :limit FOR UPDATE SKIP LOCKED"
 #define HEAD                                                                                       \
 	"SELECT " CLAIMED ", [retry_after:ruststream_row.{retry_after} IS NULL"                        \
 	" OR ruststream_row.{retry_after} <= :now][!retry_after:1], {partition}" ROWS READ_GROUP       \
@@ -122,7 +123,7 @@ static const rs_catalogue_entry mysql_operations[RS_OPERATION_COUNT] = {
 	 *     AND (ruststream_row.`locked_until` IS NULL OR ruststream_row.`locked_until` <= :now)
 	 *     AND NOT (ruststream_row.`id` <=> :held)
 	 * ORDER BY ruststream_row.`priority`, ruststream_row.`retry_after`, ruststream_row.`id`
-	 * LIMIT 1 FOR UPDATE SKIP LOCKED
+	 * LIMIT :limit FOR UPDATE SKIP LOCKED
 	 *
 	 * The whole order, which reads the rows that wait, too: for tables without retry_after, and
 	 * for transactions at SERIALIZABLE, in which RS_OP_LEVEL would lock.  The driver repeats

@@ -139,8 +139,19 @@ work(void)
 											.dead_letter = "dead"};
 	const ruststream_subscription by_program = {
 		.name = "program", .queue = "keyed", .program = "exit 12"};
+	const ruststream_queue batched = {.table = "batched",
+									  .id_column = "id",
+									  .attempt_column = "attempt",
+									  .processed_at_column = "processed_at",
+									  .locked_until_column = "locked_until",
+									  .payload_column = "payload",
+									  .create_index = true};
+	const ruststream_subscription by_batch = {.name = "batch",
+											  .queue = "batched",
+											  .program = "while read -r row; do echo ack; done",
+											  .batch_size = 10};
 	const ruststream_task task = {.table = "leased", .payload = "x", .payload_length = 1};
-	static const char *const names[] = {"sql", "program"};
+	static const char *const names[] = {"sql", "program", "batch"};
 	ruststream *db = NULL;
 	ruststream_worker *worker = NULL;
 	bool well = went_well(NULL, ruststream_open(url, &db) == RUSTSTREAM_OK ? RUSTSTREAM_OK
@@ -149,10 +160,12 @@ work(void)
 	well = well && went_well(db, ruststream_install(db, false)) &&
 		   went_well(db, ruststream_describe(db, &leased)) &&
 		   went_well(db, ruststream_describe(db, &keyed)) &&
+		   went_well(db, ruststream_describe(db, &batched)) &&
 		   went_well(db, ruststream_subscribe(db, &by_sql)) &&
 		   went_well(db, ruststream_subscribe(db, &by_program)) &&
+		   went_well(db, ruststream_subscribe(db, &by_batch)) &&
 		   went_well(db, ruststream_publish(db, &task, NULL, 0));
-	for (int i = 0; i < 2 && well; i++)
+	for (int i = 0; i < 3 && well; i++)
 	{
 		well = went_well(db, ruststream_worker_open(db, names[i], NULL, NULL, &worker)) &&
 			   went_well(db, ruststream_worker_run(worker, RUSTSTREAM_DRAIN));
@@ -174,6 +187,9 @@ begin(void)
 		" retry_after TEXT, locked_until TEXT);"
 		"CREATE TABLE keyed (id INTEGER PRIMARY KEY, payload TEXT, attempt INTEGER);"
 		"CREATE TABLE effect (id INTEGER);"
+		"CREATE TABLE batched (id INTEGER PRIMARY KEY, payload TEXT, attempt INTEGER,"
+		" processed_at TEXT, locked_until TEXT);"
+		"INSERT INTO batched (payload) VALUES ('v'), ('w'), ('x');"
 		"INSERT INTO leased (payload) VALUES ('y'); INSERT INTO keyed (payload) VALUES ('z')");
 }
 
@@ -202,6 +218,7 @@ main(int argc, char **argv)
 		lost += number("SELECT (SELECT count(*) FROM leased WHERE id = 1)"
 					   " + (SELECT count(*) FROM effect WHERE id = 1)"
 					   " + (SELECT count(*) FROM dead WHERE id = 1)") != 1;
+		lost += number("SELECT count(*) FROM batched") != 3;
 	}
 	(void) snprintf(name, sizeof(name), "%ld allocations failed, one a round, and nothing crashed",
 					rounds - 1);
@@ -211,5 +228,7 @@ main(int argc, char **argv)
 	ok(unexplained == 0, "what fails for want of memory says so");
 	begin();
 	ok(work(), "with all of its memory it works");
+	ok(number("SELECT count(*) FROM batched WHERE processed_at IS NOT NULL") == 3,
+	   "and so do its batches");
 	return done_testing();
 }

@@ -7,7 +7,7 @@ use warnings;
 sub new
 {
 	my ($class, $home) = @_;
-	return bless { program => $ENV{RUSTSTREAM} // "$home/../../src/client/build/ruststream" }, $class;
+	return bless { home => $home, program => $ENV{RUSTSTREAM} // "$home/../../src/client/build/ruststream" }, $class;
 }
 
 # Why the program does not serve this engine, if so.
@@ -60,7 +60,7 @@ sub subscribe
 {
 	my ($self, $scenario) = @_;
 	my %settings = %{ $scenario->{settings} };
-	my @options = ('--handler', $self->handler($scenario));
+	my @options = $settings{batch_size} ? ('--exec', "'$self->{home}/batch_handler'") : ('--handler', $self->handler($scenario));
 
 	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
 	push @options, '--' . tr/_/-/r, $settings{$_} for sort keys %settings;

@@ -36,6 +36,32 @@ BEGIN
 END $$
 SQL
 
+# What README.md says of the handler of batches.
+my $BATCH_HANDLER = <<'SQL';
+CREATE FUNCTION handle(batch jobs[], deliveries ruststream.delivery[]) RETURNS ruststream.outcome[] LANGUAGE plpgsql AS $$
+DECLARE
+	answers ruststream.outcome[] := '{}';
+	word text;
+	nth integer;
+BEGIN
+	FOR i IN 1 .. cardinality(batch) LOOP
+		word := batch[i].payload;
+		nth := deliveries[i].attempt;
+		IF word = 'error' OR (word = 'error_once' AND nth = 1) THEN PERFORM 1 / 0; END IF;
+		answers := answers || CASE
+			WHEN word = 'discard' THEN ruststream.discard()
+			WHEN word = 'retry' THEN ruststream.retry()
+			WHEN word = 'later' THEN ruststream.retry_after('1 h')
+			WHEN word = 'dead' THEN ruststream.dead_letter()
+			WHEN word = 'retry_once' AND nth = 1 THEN ruststream.retry()
+			WHEN word = 'later_once' AND nth = 1 THEN ruststream.retry_after('0')
+			ELSE ruststream.ack()
+		END;
+	END LOOP;
+	RETURN answers;
+END $$
+SQL
+
 # The same for payloads that have to be JSON.
 my $JSON_HANDLER = <<'SQL';
 CREATE FUNCTION handle(payload jsonb) RETURNS ruststream.outcome LANGUAGE sql
@@ -55,7 +81,7 @@ sub setup
 	my ($self, $scenario) = @_;
 	$self->sql("SELECT ruststream.unsubscribe('jobs') FROM ruststream.status WHERE subscription = 'jobs'");
 	$self->setup_tables($scenario);
-	$self->sql($HANDLER, $JSON_HANDLER);
+	$self->sql($HANDLER, $JSON_HANDLER, $BATCH_HANDLER);
 	return;
 }
 
@@ -99,6 +125,7 @@ sub subscribe
 
 	my $json = (delete $settings{decode} // '') eq 'json';
 	$argument{handler} = $json ? "'handle(jsonb)'" : "'handle(text)'";
+	$argument{handler} = "'handle(jobs[],ruststream.delivery[])'" if $settings{batch_size};
 	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
 	$argument{$_} = literal($settings{$_}) for keys %settings;
 	my ($text, $well) = $self->try('SELECT ruststream.subscribe(' . arguments(%argument) . ')');

@@ -49,7 +49,7 @@ sub url { return "sqlite:$_[0]{file}"; }
 sub sql
 {
 	my ($self, $sql) = @_;
-	my ($text, $well) = $self->run('sqlite3', '-batch', '-bail', $self->{file}, $sql);
+	my ($text, $well) = $self->run('sqlite3', '-batch', '-bail', '-cmd', '.timeout 10000', $self->{file}, $sql);
 	die "$sql: $text" unless $well;
 	return split /\n/, $text;
 }
