@@ -514,7 +514,10 @@ lock_keys(rs_work *work, const char *key, const char *partition, bool *locked)
 	return RS_DONE;
 }
 
-/* Take the row whose key is locked, unless it has been settled meanwhile. */
+/*
+ * Take the row whose key is locked, unless it has been settled meanwhile, or an earlier one of its
+ * partition key has come back.
+ */
 static rs_result
 take(rs_work *work, const rs_value *id, const rs_value *line)
 {
@@ -524,6 +527,7 @@ take(rs_work *work, const rs_value *id, const rs_value *line)
 		worker->plan.table.column[RS_ROLE_PAYLOAD] != NULL ? RS_OP_TAKE_PAYLOAD : RS_OP_TAKE_ROW;
 	rs_value values[RS_PARAM_COUNT] = {{RS_NULL, 0, 0, NULL, 0}};
 	char now_text[RS_TIME_SIZE + 8];
+	bool is_head = true;
 	rs_result result = rs_work_begin(work, RS_FOR_US);
 
 	if (result == RS_DONE)
@@ -535,7 +539,10 @@ take(rs_work *work, const rs_value *id, const rs_value *line)
 	values[RS_PARAM_GROUP] = rs_value_of_text(worker->plan.subscription.group_name);
 	values[RS_PARAM_KEY] = rs_value_of_text(work->key);
 	values[RS_PARAM_PARTITION_KEY] = *line;
-	for (int i = 0; i < rs_plan_count(&worker->plan, operation) && result == RS_DONE; i++)
+	if (line->kind != RS_NULL && session->driver->is_head != NULL)
+		result = session->driver->is_head(session, &worker->plan, values, &is_head);
+	for (int i = 0; is_head && i < rs_plan_count(&worker->plan, operation) && result == RS_DONE;
+		 i++)
 		result = rs_plan_run(session, &worker->plan, operation, i, values, keep_row, work, NULL);
 	/* Where the row is returned by one statement and changed by another. */
 	if (work->has_row && rs_plan_count(&worker->plan, RS_OP_COUNT_ATTEMPT) > 0 && result == RS_DONE)

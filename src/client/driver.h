@@ -275,6 +275,14 @@ typedef struct rs_driver
 	rs_result (*candidates)(rs_session *session, struct rs_plan *plan, rs_value *values,
 							rs_row_callback row, void *arg);
 
+	/*
+	 * Inside the transaction that takes a candidate with a partition key, both keys being held,
+	 * values[] with id, now, group and partition key: is it the first of its partition key that is
+	 * due?  NULL: RS_OP_TAKE_* asks.
+	 */
+	rs_result (*is_head)(rs_session *session, struct rs_plan *plan, rs_value *values,
+						 bool *is_head);
+
 	/* Advisory keys of this session: without waiting; *locked says whether it could be had. */
 	rs_result (*lock_key)(rs_session *session, const char *key, bool *locked);
 	void (*unlock_key)(rs_session *session, const char *key);

@@ -444,20 +444,17 @@ subscribe($EFFECT);
 work();
 is(left(), '20', 'nor while any of them holds a live lease');
 
-new_queue('row_lock', qw(--partition-key account));
-my ($refused, undef, $why) = run('subscribe', $url, 's', 'jobs', '--handler', $EFFECT);
-isnt($refused, 0, 'row_lock, partition keys: refused');
-like($why, qr/cannot be kept in order in the row lock form/, '.. and why');
-for my $form (grep { $_ ne 'row_lock' } sort keys %FORM)
+my $SAME_KEY = '(SELECT account FROM key_of WHERE id = a.id) = (SELECT account FROM key_of WHERE id = b.id)';
+for my $form (sort keys %FORM)
 {
-	for my $level ('read committed')
+	for my $level ('read uncommitted', 'read committed', 'repeatable read', 'serializable')
 	{
 		new_queue($form, qw(--partition-key account --retry-after retry_after --priority priority --isolation), $level);
 		sql("INSERT INTO jobs (account, payload, priority) SELECT IF(seq % 6 = 0, NULL, CONCAT('a', seq % 6)), seq, seq % 2 FROM seq_1_to_60");
 		subscribe("INSERT INTO other (id, n) SELECT 1000 + :id, COALESCE(MAX(n), 0) FROM other WHERE id = -1; $TIMED", '--workers', 2, '--retry-delay', '10ms');
 		sql('CREATE TABLE key_of AS SELECT id, account, priority FROM jobs');
 		ok(work_together(2), "$form, partition keys at $level: four workers in two processes");
-		is(sql("$OVERLAP AND (SELECT account FROM key_of WHERE id = a.id) = (SELECT account FROM key_of WHERE id = b.id)"), 0, '.. rows of one key one at a time');
+		is(sql("$OVERLAP AND $SAME_KEY"), 0, '.. rows of one key one at a time');
 		is(sql('SELECT COUNT(*) FROM effect AS a JOIN key_of AS k ON k.id = a.id JOIN effect AS b JOIN key_of AS l ON l.id = b.id AND l.account = k.account'
 				  . ' WHERE (k.priority, k.id) < (l.priority, l.id) AND a.at > b.at'
 				  # After its tenth deadlock in a row a row is delayed, and its key goes on meanwhile.
@@ -465,6 +462,44 @@ for my $form (grep { $_ ne 'row_lock' } sort keys %FORM)
 		is(sql('SELECT COUNT(*), COUNT(DISTINCT id) FROM effect'), '60 60', '.. each of them once');
 		cmp_ok(sql($OVERLAP), '>', 0, '.. and different keys side by side');
 	}
+}
+
+# A key that is let go while candidates are read: its first row was passed over, a later one is found free.  Between
+# the two are so many rows of a busy key that the key is let go meanwhile.
+for my $form (sort keys %FORM)
+{
+	new_queue($form, qw(--partition-key account));
+	sql("INSERT INTO jobs (account) VALUES ('a'); INSERT INTO jobs (account) SELECT 'busy' FROM seq_1_to_60000; INSERT INTO jobs (account) VALUES ('a')");
+	subscribe($EFFECT);
+	my ($holder, $other) = ($server->session, $server->session);
+	$holder->do("SELECT GET_LOCK('app.app.jobs:key:a', 0)");
+	$other->do("SELECT GET_LOCK('app.app.jobs:key:busy', 0)");
+	$worker = start_worker();
+	# The row in front is passed over as soon as the statement is seen.
+	ok(wait_for("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID() AND INFO LIKE '%IS_FREE_LOCK%'", 1),
+		"$form: while candidates are read");
+	$holder->do("SELECT RELEASE_LOCK('app.app.jobs:key:a')");
+	ok(wait_for('SELECT COUNT(*) FROM effect', 2), '.. their key is let go');
+	is(sql('SELECT id FROM effect ORDER BY number LIMIT 1'), 1, '.. and its first row goes first');
+	stop_worker($worker);
+	$_->close for $holder, $other;
+}
+
+# The first row of a key that somebody else has locked keeps the later ones, and no other key.
+for my $form (qw(row_lock lease))
+{
+	new_queue($form, qw(--partition-key account));
+	sql("INSERT INTO jobs (account, payload) VALUES ('a', 'x'), ('a', 'y'), ('b', 'z')");
+	subscribe($EFFECT);
+	my $other = $server->session;
+	$other->do('START TRANSACTION');
+	$other->do('SELECT id FROM jobs WHERE id = 1 FOR UPDATE');
+	work();
+	is(sql('SELECT GROUP_CONCAT(id) FROM effect'), 3, "$form: behind a row that is locked elsewhere no other of its key is taken");
+	$other->do('COMMIT');
+	work();
+	is(sql('SELECT GROUP_CONCAT(id ORDER BY number) FROM effect'), '3,1,2', '.. until it is let go');
+	$other->close;
 }
 
 # -------------------------------------------------------------- advisory keys
