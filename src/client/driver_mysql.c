@@ -579,8 +579,8 @@ rs_mysql_unlock_key(rs_session *base, const char *key)
 					  key, &released);
 }
 
-static bool
-key_is_held(rs_session *base, const char *key)
+bool
+rs_mysql_key_is_held(rs_session *base, const char *key)
 {
 	bool held;
 
@@ -647,7 +647,7 @@ const rs_driver rs_mysql_driver = {
 	.is_head = rs_mysql_is_head,
 	.lock_key = rs_mysql_lock_key,
 	.unlock_key = rs_mysql_unlock_key,
-	.key_is_held = key_is_held,
+	.key_is_held = rs_mysql_key_is_held,
 	.look = rs_mysql_look,
 	.check_plan = rs_mysql_check_plan,
 	.check_handler = rs_mysql_check_handler,

@@ -157,6 +157,7 @@ extern rs_result rs_mysql_commit(rs_session *base);
 extern void rs_mysql_release_guard(rs_mysql_session *session);
 extern rs_result rs_mysql_lock_key(rs_session *base, const char *key, bool *locked);
 extern void rs_mysql_unlock_key(rs_session *base, const char *key);
+extern bool rs_mysql_key_is_held(rs_session *base, const char *key);
 
 /* driver_mysql_statement.c */
 extern rs_result rs_mysql_execute(rs_session *base, const rs_command *command,

@@ -502,6 +502,13 @@ for my $form (qw(row_lock lease))
 	$other->close;
 }
 
+new_queue('row_lock', qw(--partition-key account));
+sql("INSERT INTO jobs (account, payload) VALUES ('a', 'x'), (NULL, 'y')");
+subscribe("$EFFECT; SELECT IF(:attempt = 1, RELEASE_ALL_LOCKS(), 0)", '--retry-delay', '10ms');
+work();
+is(sql('SELECT GROUP_CONCAT(CONCAT(id, attempt) ORDER BY id) FROM effect'), '12,22', 'a handler that lets its partition key go has failed');
+is(sql('SELECT COUNT(*) FROM ruststream_failure WHERE message LIKE "%released the lock of its partition key"'), 2, '.. and is told why');
+
 # -------------------------------------------------------------- advisory keys
 
 new_queue('advisory_lock', qw(--lock-key), '{payload}');
