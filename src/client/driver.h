@@ -109,6 +109,15 @@ typedef struct rs_held
 	int64_t until[RS_MAX_HELD]; /* on the monotonic clock, microseconds */
 } rs_held;
 
+/* Leave one more out, as long as its text is there; where there is no room for it nothing changes.
+ */
+static inline void
+rs_leave_out(rs_held *held, const rs_value *id)
+{
+	if (held->count < RS_MAX_HELD)
+		held->ids[held->count++] = *id;
+}
+
 /* The head of each driver's own session structure. */
 typedef struct rs_session
 {

@@ -189,6 +189,7 @@ keep_candidate(void *arg, const rs_value *columns, int count)
 	next->id = rs_copy_value(&list->arena, &columns[0]);
 	next->lock = rs_copy_bytes(&list->arena, columns[1].text, columns[1].length);
 	next->has_key = columns[2].kind != RS_NULL;
+	next->was_refused = false;
 	list->count++;
 	return true;
 }
@@ -292,42 +293,57 @@ try_candidates(claiming *claim, candidate_list *list)
 		if (!is_of_refused_key(list, n))
 			result = try_candidate(claim, list, &list->candidates[n]);
 	}
-	if (result == RS_DONE && claim->found == 0 && list->count == MAX_CANDIDATES)
-	{
-		rs_error_set(&claim->session->base.error, RUSTSTREAM_BUSY, "", NULL,
-					 "others were quicker to take every candidate");
-		return RS_TRANSIENT;
-	}
 	return result;
 }
 
+/* Candidates that are neither left alone by this worker nor left out, nor of the key of such a row.
+ */
 static rs_result
-find_candidates(const claiming *claim, candidate_list *list)
+find_candidates(const claiming *claim, const rs_held *left_out, candidate_list *list)
 {
+	rs_session *base = &claim->session->base;
+	const rs_held *held = base->held;
 	claiming finding = *claim;
 	rs_result result;
 
+	list->count = 0;
 	finding.wanted = MAX_CANDIDATES;
 	finding.row = keep_candidate;
 	finding.arg = list;
 	finding.values[RS_PARAM_LIMIT] = rs_value_of_integer(MAX_CANDIDATES);
+	base->held = left_out;
 	result = walk(&finding, RS_OP_CANDIDATES, RS_OP_CANDIDATES_UNDELAYED, RS_OP_CANDIDATES_COME_DUE,
 				  pass_candidate);
+	base->held = held;
 	if (result == RS_DONE && list->arena.is_exhausted)
 		return rs_mysql_no_memory(claim->session);
 	return result;
 }
 
+/* Where none of the first can be had, those behind them are looked at without their keys. */
 static rs_result
 claim_of_key(claiming *claim)
 {
+	rs_session *base = &claim->session->base;
 	candidate_list list = {.count = 0};
-	rs_result result = claim->reads_outside ? rs_mysql_commit(&claim->session->base) : RS_DONE;
+	rs_held left_out = {.count = 0};
+	rs_result result = claim->reads_outside ? rs_mysql_commit(base) : RS_DONE;
 
-	if (result == RS_DONE)
-		result = find_candidates(claim, &list);
-	if (result == RS_DONE)
-		result = try_candidates(claim, &list);
+	if (base->held != NULL)
+		left_out = *base->held;
+	do
+	{
+		if (result == RS_DONE)
+			result = find_candidates(claim, &left_out, &list);
+		if (result == RS_DONE)
+			result = try_candidates(claim, &list);
+		for (int n = 0; n < list.count; n++)
+		{
+			if (list.candidates[n].was_refused)
+				rs_leave_out(&left_out, &list.candidates[n].id);
+		}
+	} while (result == RS_DONE && claim->found == 0 && list.count == MAX_CANDIDATES &&
+			 left_out.count < RS_MAX_HELD);
 	rs_arena_free(&list.arena);
 	return result;
 }

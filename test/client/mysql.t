@@ -489,18 +489,29 @@ for my $form (sort keys %FORM)
 for my $form (qw(row_lock lease))
 {
 	new_queue($form, qw(--partition-key account));
-	sql("INSERT INTO jobs (account, payload) VALUES ('a', 'x'), ('a', 'y'), ('b', 'z')");
+	sql("INSERT INTO jobs (id, account) SELECT seq, 'a' FROM seq_1_to_40; INSERT INTO jobs (id, account) VALUES (41, 'b'), (42, NULL)");
 	subscribe($EFFECT);
 	my $other = $server->session;
 	$other->do('START TRANSACTION');
-	$other->do('SELECT id FROM jobs WHERE id = 1 FOR UPDATE');
-	work();
-	is(sql('SELECT GROUP_CONCAT(id) FROM effect'), 3, "$form: behind a row that is locked elsewhere no other of its key is taken");
+	$other->do('SELECT id FROM jobs WHERE id IN (1, 42) FOR UPDATE');
+	is((work())[0], 0, "$form: the first rows are locked elsewhere");
+	is(sql('SELECT GROUP_CONCAT(id) FROM effect'), 41, '.. behind one no other of its key is taken, but others are');
 	$other->do('COMMIT');
 	work();
-	is(sql('SELECT GROUP_CONCAT(id ORDER BY number) FROM effect'), '3,1,2', '.. until it is let go');
+	is(sql('SELECT GROUP_CONCAT(id ORDER BY number) = CONCAT(41, ",", GROUP_CONCAT(IF(id = 41, NULL, id) ORDER BY id)), COUNT(*) FROM effect'), '1 42', '.. until they are let go');
 	$other->close;
 }
+# The same of a key of its own, in the advisory lock form.
+new_queue('row_lock');
+must('describe', $url, 'jobs', qw(--id id --payload payload --attempt attempt --partition-key account --lock-key {payload} --create-index));
+sql("INSERT INTO jobs (id, account, payload) SELECT seq, 'a', IF(seq = 1, 'taken', seq) FROM seq_1_to_40; INSERT INTO jobs (id, account, payload) VALUES (41, 'b', 'x')");
+subscribe($EFFECT);
+$session->do("SELECT GET_LOCK('app.taken', 0)");
+is((work())[0], 0, 'advisory_lock: the key of the first row is held elsewhere');
+is(sql('SELECT GROUP_CONCAT(id) FROM effect'), 41, '.. behind it no other of its partition key is taken, but others are');
+$session->do("SELECT RELEASE_LOCK('app.taken')");
+work();
+is(sql('SELECT GROUP_CONCAT(id ORDER BY number) = CONCAT(41, ",", GROUP_CONCAT(IF(id = 41, NULL, id) ORDER BY id)), COUNT(*) FROM effect'), '1 41', '.. until it is free');
 
 new_queue('row_lock', qw(--partition-key account));
 sql("INSERT INTO jobs (account, payload) VALUES ('a', 'x'), (NULL, 'y')");
