@@ -239,6 +239,7 @@ take_candidate(claiming *claim, candidate_list *list, const candidate *chosen)
 	if (result != RS_DONE || head.kind == RS_NULL || is_left_alone(claim, &head))
 		return result;
 	claim->values[RS_PARAM_ID] = head;
+	claim->values[RS_PARAM_KEY] = rs_value_of_text(chosen->lock);
 	if (claim->reads_outside)
 		result = rs_mysql_begin(&claim->session->base, RS_FOR_DELIVERY, &claim->plan->table);
 	return result == RS_DONE ? run(claim, RS_OP_LOCK_CANDIDATE, 0, take_row) : result;

@@ -251,12 +251,16 @@ static const rs_catalogue_entry mysql_operations[RS_OPERATION_COUNT] = {
 
 	/*
 	 * SELECT .. as a claim .. WHERE ruststream_row.`id` = :id AND .. it may be taken still ..
+	 *     AND CONVERT(what is to be locked for its key USING utf8mb4) COLLATE utf8mb4_bin = :key
 	 * FOR UPDATE SKIP LOCKED
+	 *
+	 * A row that has another key since it was found is not ours to take.
 	 */
 	[RS_OP_LOCK_CANDIDATE] = {.statements = {"SELECT " CLAIMED
 											 " FROM {table} AS ruststream_row" WHERE
 											 " ruststream_row.{id} = :id" READ_GROUP UNPROCESSED DUE
-												 UNLEASED KEY_UNLEASED " FOR UPDATE SKIP LOCKED"},
+												 UNLEASED KEY_UNLEASED WHERE " " PARTITION
+											 " COLLATE utf8mb4_bin = :key FOR UPDATE SKIP LOCKED"},
 							  .needs = RS_ROLE_PARTITION_KEY,
 							  .forms = UNKEYED},
 

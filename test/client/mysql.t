@@ -485,6 +485,31 @@ for my $form (sort keys %FORM)
 	$_->close for $holder, $other;
 }
 
+# Keys of each type, and what a collation or the length of a lock's name makes of them.
+for my $case (
+	['BIGINT UNSIGNED', '18446744073709551615', '7'],
+	['VARCHAR(30) CHARACTER SET latin1', "'\xc3\xa4'", "'b\\'`'"],
+	['VARCHAR(30) COLLATE utf8mb4_general_ci', "'x'", "'x '", "'X'", "'\xc3\xa9'", "'e'", "''"],
+	['VARCHAR(200)', "REPEAT('\xc3\xa4', 100)", "REPEAT('\xc3\x84', 100)", "'short'"],
+	["ENUM('one', '\xc3\xa4')", "'\xc3\xa4'", "'one'"],
+	['UUID', "'00000000-0000-0000-0000-00000000000a'", "'00000000-0000-0000-0000-00000000000b'"])
+{
+	my ($type, @keys) = @$case;
+	for my $form (sort keys %FORM)
+	{
+		new_queue($form);
+		sql("DROP TABLE jobs; CREATE TABLE jobs (id INT NOT NULL AUTO_INCREMENT PRIMARY KEY, line $type, payload TEXT, attempt INT, locked_until DATETIME)");
+		must('describe', $url, 'jobs', qw(--id id --payload payload --attempt attempt --partition-key line --create-index), @{ $FORM{$form} });
+		sql('INSERT INTO jobs (line) VALUES ' . join(', ', map { "($_), (NULL), ($_)" } @keys));
+		sql('CREATE TABLE key_of AS SELECT id, line FROM jobs');
+		subscribe($EFFECT, '--workers', 2);
+		ok(work_together(1), "$form: keys of type $type");
+		is(sql('SELECT COUNT(*), COUNT(DISTINCT id) FROM effect'), join(' ', (3 * @keys) x 2), '.. each row once');
+		is(sql('SELECT COUNT(*) FROM effect AS a JOIN key_of AS k ON k.id = a.id JOIN effect AS b JOIN key_of AS l ON l.id = b.id AND CAST(l.line AS BINARY) = CAST(k.line AS BINARY)'
+			  . ' WHERE a.id < b.id AND a.number > b.number'), 0, '.. in order');
+	}
+}
+
 # The first row of a key that somebody else has locked keeps the later ones, and no other key.
 for my $form (qw(row_lock lease))
 {
