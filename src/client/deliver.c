@@ -450,15 +450,22 @@ rs_unlock_keys(rs_work *work)
 
 #define MAX_CANDIDATES 8
 
+typedef struct candidate
+{
+	rs_value id;
+	const char *key;
+	rs_value line;         /* the partition key .. */
+	const char *partition; /* .. and what is to be locked for it */
+} candidate;
+
 typedef struct candidates
 {
 	rs_work *work;
 	int count;
-	rs_value ids[MAX_CANDIDATES];
-	const char *keys[MAX_CANDIDATES];
-	rs_value lines[MAX_CANDIDATES];         /* the partition keys .. */
-	const char *partitions[MAX_CANDIDATES]; /* .. and what is to be locked for them */
-	bool refused[MAX_CANDIDATES];           /* what it needs was locked elsewhere */
+	candidate found[MAX_CANDIDATES];
+	rs_held left_out; /* rows that are not looked for */
+	int refused_count;
+	candidate refused[RS_MAX_HELD]; /* what they need was locked elsewhere */
 } candidates;
 
 /* id, key, and the partition key. */
@@ -468,22 +475,22 @@ keep_candidate(void *arg, const rs_value *columns, int count)
 	candidates *found = arg;
 	const rs_table *table = &found->work->worker->plan.table;
 	rs_arena *arena = &found->work->worker->delivery_arena;
-	int n = found->count;
+	candidate *next = &found->found[found->count];
 	rs_value key = rs_copy_value(arena, &columns[1]);
 
-	if (n == MAX_CANDIDATES)
+	if (found->count == MAX_CANDIDATES)
 		return false;
-	found->ids[n] = rs_copy_value(arena, &columns[0]);
-	found->keys[n] = key.kind == RS_NULL ? "" : key.text;
-	found->lines[n] = count > 2 ? rs_copy_value(arena, &columns[2]) : RS_VALUE_NULL;
-	found->partitions[n] = NULL;
+	next->id = rs_copy_value(arena, &columns[0]);
+	next->key = key.kind == RS_NULL ? "" : key.text;
+	next->line = count > 2 ? rs_copy_value(arena, &columns[2]) : RS_VALUE_NULL;
+	next->partition = NULL;
 	if (count > 2 && columns[2].kind == RS_INTEGER)
-		found->partitions[n] = rs_print(arena, "%s.%s:key:%lld", table->schema, table->name,
-										(long long) columns[2].integer);
+		next->partition = rs_print(arena, "%s.%s:key:%lld", table->schema, table->name,
+								   (long long) columns[2].integer);
 	else if (count > 2 && columns[2].kind != RS_NULL)
-		found->partitions[n] = rs_print(arena, "%s.%s:key:%.*s", table->schema, table->name,
-										(int) columns[2].length, columns[2].text);
-	found->count = n + 1;
+		next->partition = rs_print(arena, "%s.%s:key:%.*s", table->schema, table->name,
+								   (int) columns[2].length, columns[2].text);
+	found->count++;
 	return true;
 }
 
@@ -492,13 +499,15 @@ keep_candidate(void *arg, const rs_value *columns, int count)
  * the earlier row may have come back, and goes first.
  */
 static bool
-comes_behind_refused(const candidates *found, int n)
+comes_behind_refused(const candidates *found, const candidate *one)
 {
-	for (int i = 0; i < n; i++)
+	for (int i = 0; i < found->refused_count; i++)
 	{
-		if (found->refused[i] && (strcmp(found->keys[i], found->keys[n]) == 0 ||
-								  (found->partitions[i] != NULL && found->partitions[n] != NULL &&
-								   strcmp(found->partitions[i], found->partitions[n]) == 0)))
+		const candidate *refused = &found->refused[i];
+
+		if (strcmp(refused->key, one->key) == 0 ||
+			(refused->partition != NULL && one->partition != NULL &&
+			 strcmp(refused->partition, one->partition) == 0))
 			return true;
 	}
 	return false;
@@ -528,6 +537,10 @@ lock_keys(rs_work *work, const char *key, const char *partition, bool *locked)
 	return RS_DONE;
 }
 
+/*
+ * Take the row whose key is locked, unless it has been settled meanwhile, or an earlier one of its
+ * partition key has come back.
+ */
 rs_result
 rs_take(rs_work *work, const rs_value *id, const rs_value *line)
 {
@@ -537,6 +550,7 @@ rs_take(rs_work *work, const rs_value *id, const rs_value *line)
 		worker->plan.table.column[RS_ROLE_PAYLOAD] != NULL ? RS_OP_TAKE_PAYLOAD : RS_OP_TAKE_ROW;
 	rs_value values[RS_PARAM_COUNT] = {{RS_NULL, 0, 0, NULL, 0}};
 	char now_text[RS_TIME_SIZE + 8];
+	bool is_head = true;
 	rs_result result = rs_now_text(session, now_text);
 
 	if (result != RS_DONE)
@@ -546,7 +560,10 @@ rs_take(rs_work *work, const rs_value *id, const rs_value *line)
 	values[RS_PARAM_GROUP] = rs_value_of_text(worker->plan.subscription.group_name);
 	values[RS_PARAM_KEY] = rs_value_of_text(work->key);
 	values[RS_PARAM_PARTITION_KEY] = *line;
-	for (int i = 0; i < rs_plan_count(&worker->plan, operation) && result == RS_DONE; i++)
+	if (line->kind != RS_NULL && session->driver->is_head != NULL)
+		result = session->driver->is_head(session, &worker->plan, values, &is_head);
+	for (int i = 0; is_head && i < rs_plan_count(&worker->plan, operation) && result == RS_DONE;
+		 i++)
 		result = rs_plan_run(session, &worker->plan, operation, i, values, rs_keep_row, work, NULL);
 	/* Where the row is returned by one statement and changed by another. */
 	if (work->has_row && rs_plan_count(&worker->plan, RS_OP_COUNT_ATTEMPT) > 0 && result == RS_DONE)
@@ -574,6 +591,7 @@ find_candidates(rs_work *work, candidates *found)
 {
 	ruststream_worker *worker = work->worker;
 	rs_session *session = worker->handle->session;
+	const rs_held *held = session->held;
 	rs_value values[RS_PARAM_COUNT] = {{RS_NULL, 0, 0, NULL, 0}};
 	char now_text[RS_TIME_SIZE + 8];
 	char number[16];
@@ -589,11 +607,14 @@ find_candidates(rs_work *work, candidates *found)
 	values[RS_PARAM_LIMIT] = rs_value_of_integer(MAX_CANDIDATES);
 	if (rs_plan_count(&worker->plan, RS_OP_FREE_CANDIDATES) > 0)
 		operation = RS_OP_FREE_CANDIDATES;
+	found->count = 0;
+	session->held = &found->left_out;
 	if (session->driver->candidates != NULL)
 		result = session->driver->candidates(session, &worker->plan, values, keep_candidate, found);
 	else
 		result =
 			rs_plan_run(session, &worker->plan, operation, 0, values, keep_candidate, found, NULL);
+	session->held = held;
 	result = rs_check_row(work, result);
 	if (result != RS_DONE)
 		return result;
@@ -602,42 +623,61 @@ find_candidates(rs_work *work, candidates *found)
 	return rs_work_commit(work);
 }
 
+/* Lock what a candidate needs and take its row.  It cannot be had: it is left out from now on. */
+static rs_result
+try_candidate(rs_work *work, candidates *found, const candidate *one)
+{
+	bool locked = false;
+	rs_result result = RS_DONE;
+
+	if (!comes_behind_refused(found, one))
+	{
+		result = lock_keys(work, one->key, one->partition, &locked);
+		if (result == RS_DONE && !locked && found->refused_count < RS_MAX_HELD)
+			found->refused[found->refused_count++] = *one;
+	}
+	if (result == RS_DONE && locked)
+	{
+		RS_FAILPOINT("after_lock");
+		result = take(work, &one->id, &one->line);
+	}
+	if (result != RS_DONE || work->has_row)
+		return result;
+	rs_unlock_keys(work);
+	rs_leave_out(&found->left_out, &one->id);
+	return RS_DONE;
+}
+
+/* How often a worker looks again at once, where others were quicker to take every candidate. */
+#define MAX_MISSES 10
+
+/* Where none of the first can be had, those behind them are looked at. */
 static rs_progress
 deliver_advisory(rs_work *work)
 {
-	candidates found = {.work = work};
-	rs_result result = find_candidates(work, &found);
+	ruststream_worker *worker = work->worker;
+	candidates found = {.work = work, .left_out = worker->held};
+	int left_alone = worker->held.count;
 
-	if (result != RS_DONE)
-		return fail(work, result);
-	for (int i = 0; i < found.count; i++)
+	do
 	{
-		bool locked = false;
+		rs_result result = find_candidates(work, &found);
 
-		if (comes_behind_refused(&found, i))
-			continue;
-		result = lock_keys(work, found.keys[i], found.partitions[i], &locked);
-		found.refused[i] = !locked;
-		if (result == RS_DONE && !locked)
-			continue;
-		if (result == RS_DONE)
-		{
-			RS_FAILPOINT("after_lock");
-			result = take(work, &found.ids[i], &found.lines[i]);
-		}
+		for (int i = 0; i < found.count && result == RS_DONE && !work->has_row; i++)
+			result = try_candidate(work, &found, &found.found[i]);
 		if (result != RS_DONE)
 			return fail(work, result);
-		if (work->has_row)
-		{
-			RS_FAILPOINT("after_take");
-			return deliver_claimed(work);
-		}
-		rs_unlock_keys(work);
-	}
-	/* Candidates that others were quicker to take are reason to look again. */
-	if (found.count > 0)
+	} while (!work->has_row && found.count > 0 && found.left_out.count < RS_MAX_HELD);
+
+	if (!work->has_row && found.left_out.count > left_alone && ++worker->miss_count < MAX_MISSES)
 		return RS_PROGRESS_TRANSIENT;
-	return work->worker->held.count > 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
+	worker->miss_count = 0;
+	if (work->has_row)
+	{
+		RS_FAILPOINT("after_take");
+		return deliver_claimed(work);
+	}
+	return worker->held.count > 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
 }
 
 rs_progress

@@ -110,6 +110,15 @@ typedef struct rs_held
 	int64_t until[RS_MAX_HELD]; /* on the monotonic clock, microseconds */
 } rs_held;
 
+/* Leave one more out, as long as its text is there; where there is no room for it nothing changes.
+ */
+static inline void
+rs_leave_out(rs_held *held, const rs_value *id)
+{
+	if (held->count < RS_MAX_HELD)
+		held->ids[held->count++] = *id;
+}
+
 /* The head of each driver's own session structure. */
 typedef struct rs_session
 {
@@ -282,6 +291,14 @@ typedef struct rs_driver
 	 */
 	rs_result (*candidates)(rs_session *session, struct rs_plan *plan, rs_value *values,
 							rs_row_callback row, void *arg);
+
+	/*
+	 * Inside the transaction that takes a candidate with a partition key, both keys being held,
+	 * values[] with id, now, group and partition key: is it the first of its partition key that is
+	 * due?  NULL: RS_OP_TAKE_* asks.
+	 */
+	rs_result (*is_head)(rs_session *session, struct rs_plan *plan, rs_value *values,
+						 bool *is_head);
 
 	/* Advisory keys of this session: without waiting; *locked says whether it could be had. */
 	rs_result (*lock_key)(rs_session *session, const char *key, bool *locked);

@@ -307,8 +307,8 @@ rs_mysql_begin(rs_session *base, rs_purpose purpose, const rs_table *table)
 }
 
 /* A partition key is the transaction's, though its lock is the session's. */
-static void
-release_guard(rs_mysql_session *session)
+void
+rs_mysql_release_guard(rs_mysql_session *session)
 {
 	if (session->guard == NULL)
 		return;
@@ -328,7 +328,7 @@ rs_mysql_commit(rs_session *base)
 	session->may_be_open = false;
 	session->in_transaction = false;
 	session->has_savepoint = false;
-	release_guard(session);
+	rs_mysql_release_guard(session);
 	return RS_DONE;
 }
 
@@ -346,7 +346,7 @@ rollback(rs_session *base)
 	session->has_savepoint = false;
 	if (session->is_lost)
 		return RS_LOST;
-	release_guard(session);
+	rs_mysql_release_guard(session);
 	return RS_DONE;
 }
 
@@ -455,8 +455,8 @@ rs_mysql_unlock_key(rs_session *base, const char *key)
 					  key, &released);
 }
 
-static bool
-key_is_held(rs_session *base, const char *key)
+bool
+rs_mysql_key_is_held(rs_session *base, const char *key)
 {
 	bool held;
 
@@ -520,9 +520,10 @@ const rs_driver rs_mysql_driver = {
 	.parse_time = rs_time_parse,
 	.claim = rs_mysql_claim,
 	.candidates = rs_mysql_candidates,
+	.is_head = rs_mysql_is_head,
 	.lock_key = rs_mysql_lock_key,
 	.unlock_key = rs_mysql_unlock_key,
-	.key_is_held = key_is_held,
+	.key_is_held = rs_mysql_key_is_held,
 	.look = rs_mysql_look,
 	.check_plan = rs_mysql_check_plan,
 	.check_handler = rs_mysql_check_handler,

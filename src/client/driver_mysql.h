@@ -58,6 +58,10 @@ typedef struct rs_mysql_column
 
 #define RS_MYSQL_MAX_COLUMNS 32
 
+/* A statement's values, where the condition on each row that is left alone has so many. */
+#define RS_MYSQL_MAX_HELD_VALUES 4
+#define RS_MYSQL_MAX_VALUES (RS_MAX_PARAMETERS + RS_MAX_HELD * RS_MYSQL_MAX_HELD_VALUES)
+
 /* A prepared statement. */
 typedef struct rs_mysql_statement
 {
@@ -150,8 +154,11 @@ extern const char *rs_mysql_settings(const rs_mysql_session *session);
 extern rs_result rs_mysql_set_up(rs_mysql_session *session, bool with_autocommit);
 extern rs_result rs_mysql_begin(rs_session *base, rs_purpose purpose, const rs_table *table);
 extern rs_result rs_mysql_commit(rs_session *base);
+/* Release the named lock that is the transaction's, if there is one. */
+extern void rs_mysql_release_guard(rs_mysql_session *session);
 extern rs_result rs_mysql_lock_key(rs_session *base, const char *key, bool *locked);
 extern void rs_mysql_unlock_key(rs_session *base, const char *key);
+extern bool rs_mysql_key_is_held(rs_session *base, const char *key);
 
 /* driver_mysql_connect.c */
 
@@ -175,6 +182,8 @@ extern rs_result rs_mysql_claim(rs_session *base, struct rs_plan *plan, rs_value
 								rs_row_callback row, void *arg);
 extern rs_result rs_mysql_candidates(rs_session *base, struct rs_plan *plan, rs_value *values,
 									 rs_row_callback row, void *arg);
+extern rs_result rs_mysql_is_head(rs_session *base, struct rs_plan *plan, rs_value *values,
+								  bool *is_head);
 
 /* driver_mysql_table.c */
 extern rs_result rs_mysql_look(rs_session *base, const rs_table *table, rs_arena *arena,

@@ -8,8 +8,14 @@
  *		FIFO groups			the group's rows are counted, and counted again by a read that locks
  *							them and skips what is locked: only where both agree is nothing of the
  *							group in work, and its head is taken
- *		partition keys		candidates are read without locking; of the first whose key can be
- *locked by name the row is locked, and taken if it still may be
+ *		partition keys		candidates are read without locking.  Of the first whose key can be
+ *							locked by name the head of the key is looked for, without locking;
+ *							and that row is locked, and taken if it still may be
+ *
+ * Whoever ends the work on a key unlocks it once that is committed, or rolled back: so the head is
+ * that of a read which is younger than the lock, with a snapshot of its own.  Plain reads at READ
+ * COMMITTED have one each; at other levels they are made before the transaction begins, which
+ * keeps the handler's snapshot younger, too.
  *
  * Nothing here waits for a lock: where a row or a key is in work it is passed over.
  *
@@ -23,12 +29,19 @@
 
 #define MAX_CANDIDATES 16
 
+typedef struct candidate
+{
+	rs_value id;
+	const char *lock; /* what is to be locked by name */
+	bool has_key;     /* else it is in no line */
+	bool was_refused;
+} candidate;
+
 typedef struct candidate_list
 {
 	rs_arena arena;
 	int count;
-	rs_value ids[MAX_CANDIDATES];
-	const char *locks[MAX_CANDIDATES]; /* what is to be locked by name */
+	candidate candidates[MAX_CANDIDATES];
 } candidate_list;
 
 typedef struct claiming
@@ -40,8 +53,8 @@ typedef struct claiming
 	void *arg;
 	int64_t wanted; /* rows */
 	int64_t found;
-	rs_result result;     /* of what a callback has executed */
-	candidate_list *list; /* where it keeps the head of a FIFO group */
+	bool reads_outside; /* plain reads are made before the transaction begins */
+	rs_result result;   /* of what a callback has executed */
 } claiming;
 
 static rs_result
@@ -83,6 +96,22 @@ pass_candidate(void *arg, const rs_value *columns, int count)
 
 	claim->found++;
 	return claim->row(claim->arg, columns, count) && claim->found < claim->wanted;
+}
+
+typedef struct kept_id
+{
+	rs_arena *arena;
+	rs_value id;
+} kept_id;
+
+static bool
+keep_id(void *arg, const rs_value *columns, int count)
+{
+	kept_id *kept = arg;
+
+	(void) count;
+	kept->id = rs_copy_value(kept->arena, &columns[0]);
+	return false;
 }
 
 /* --------------------------------------------------- ranges of the index */
@@ -154,109 +183,169 @@ static bool
 keep_candidate(void *arg, const rs_value *columns, int count)
 {
 	candidate_list *list = arg;
+	candidate *next = &list->candidates[list->count];
 
 	(void) count;
 	if (list->count == MAX_CANDIDATES)
 		return false;
-	list->ids[list->count] = rs_copy_value(&list->arena, &columns[0]);
-	list->locks[list->count] = rs_copy_bytes(&list->arena, columns[1].text, columns[1].length);
+	next->id = rs_copy_value(&list->arena, &columns[0]);
+	next->lock = rs_copy_bytes(&list->arena, columns[1].text, columns[1].length);
+	next->has_key = columns[2].kind != RS_NULL;
+	next->was_refused = false;
 	list->count++;
 	return true;
 }
 
-static bool
-was_refused(const candidate_list *list, const bool *refused, int n)
+/* The first row of the key that row :id has, which has to be locked: none, if that row has gone. */
+static rs_result
+find_head(const claiming *claim, rs_arena *arena, rs_value *head)
 {
-	for (int i = 0; i < n; i++)
+	kept_id kept = {arena, RS_VALUE_NULL};
+	claiming finding = *claim;
+	rs_result result;
+
+	finding.wanted = 1;
+	finding.found = 0;
+	finding.row = keep_id;
+	finding.arg = &kept;
+	result = walk(&finding, RS_OP_HEAD, RS_OP_HEAD_UNDELAYED, RS_OP_HEAD_COME_DUE, pass_candidate);
+	*head = kept.id;
+	if (result == RS_DONE && arena->is_exhausted)
+		return rs_mysql_no_memory(claim->session);
+	return result;
+}
+
+static bool
+is_left_alone(const claiming *claim, const rs_value *id)
+{
+	const rs_held *held = claim->session->base.held;
+
+	for (int i = 0; held != NULL && i < held->count; i++)
 	{
-		if (refused[i] && strcmp(list->locks[i], list->locks[n]) == 0)
+		if (rs_value_equal(id, &held->ids[i]))
 			return true;
 	}
 	return false;
 }
 
-/* Lock the candidate's key, then its row.  The key's lock is the transaction's from then on. */
+/* Lock the head of the candidate's key, whose lock is ours, and take it if it still may be. */
 static rs_result
-try_candidate(claiming *claim, const candidate_list *list, int n, bool *refused)
+take_candidate(claiming *claim, candidate_list *list, const candidate *chosen)
+{
+	rs_value head = chosen->id;
+	rs_result result = RS_DONE;
+
+	claim->values[RS_PARAM_ID] = chosen->id;
+	if (chosen->has_key)
+		result = find_head(claim, &list->arena, &head);
+	if (result != RS_DONE || head.kind == RS_NULL || is_left_alone(claim, &head))
+		return result;
+	claim->values[RS_PARAM_ID] = head;
+	claim->values[RS_PARAM_KEY] = rs_value_of_text(chosen->lock);
+	if (claim->reads_outside)
+		result = rs_mysql_begin(&claim->session->base, RS_FOR_DELIVERY, &claim->plan->table);
+	return result == RS_DONE ? run(claim, RS_OP_LOCK_CANDIDATE, 0, take_row) : result;
+}
+
+/* Lock the candidate's key, which is the transaction's from then on. */
+static rs_result
+try_candidate(claiming *claim, candidate_list *list, candidate *chosen)
 {
 	rs_mysql_session *session = claim->session;
 	bool locked = false;
-	rs_result result = rs_mysql_lock_key(&session->base, list->locks[n], &locked);
+	rs_result result = rs_mysql_lock_key(&session->base, chosen->lock, &locked);
 
-	*refused = true;
+	chosen->was_refused = true;
 	if (result != RS_DONE || !locked)
 		return result;
-	session->guard = strdup(list->locks[n]);
+	session->guard = strdup(chosen->lock);
 	if (session->guard == NULL)
 	{
-		rs_mysql_unlock_key(&session->base, list->locks[n]);
+		rs_mysql_unlock_key(&session->base, chosen->lock);
 		return rs_mysql_no_memory(session);
 	}
-	claim->values[RS_PARAM_ID] = list->ids[n];
-	result = run(claim, RS_OP_LOCK_CANDIDATE, 0, take_row);
-	if (result == RS_DONE && claim->found == 0)
-	{
-		rs_mysql_unlock_key(&session->base, session->guard);
-		free(session->guard);
-		session->guard = NULL;
-	}
-	return result;
+	result = take_candidate(claim, list, chosen);
+	if (result != RS_DONE || claim->found > 0)
+		return result;
+	if (claim->reads_outside)
+		return rs_mysql_commit(&session->base);
+	rs_mysql_release_guard(session);
+	return RS_DONE;
 }
 
-/*
- * Of a key that could not be locked no later row may be taken in this round, though the key may be
- * free by then: an earlier row of it may have come back.
- */
-static rs_result
-try_candidates(claiming *claim, const candidate_list *list)
+/* Where one row of a key could not be had no other is tried. */
+static bool
+is_of_refused_key(const candidate_list *list, int n)
 {
-	bool refused[MAX_CANDIDATES] = {false};
+	for (int i = 0; i < n; i++)
+	{
+		if (list->candidates[i].was_refused &&
+			strcmp(list->candidates[i].lock, list->candidates[n].lock) == 0)
+			return true;
+	}
+	return false;
+}
+
+static rs_result
+try_candidates(claiming *claim, candidate_list *list)
+{
 	rs_result result = RS_DONE;
 
 	for (int n = 0; n < list->count && result == RS_DONE && claim->found == 0; n++)
 	{
-		if (!was_refused(list, refused, n))
-			result = try_candidate(claim, list, n, &refused[n]);
-	}
-	if (result == RS_DONE && claim->found == 0 && list->count == MAX_CANDIDATES)
-	{
-		rs_error_set(&claim->session->base.error, RUSTSTREAM_BUSY, "", NULL,
-					 "others were quicker to take every candidate");
-		return RS_TRANSIENT;
+		if (!is_of_refused_key(list, n))
+			result = try_candidate(claim, list, &list->candidates[n]);
 	}
 	return result;
 }
 
+/* Candidates that are neither left alone by this worker nor left out, nor of the key of such a row.
+ */
 static rs_result
-find_candidates(claiming *claim, candidate_list *list)
+find_candidates(const claiming *claim, const rs_held *left_out, candidate_list *list)
 {
+	rs_session *base = &claim->session->base;
+	const rs_held *held = base->held;
 	claiming finding = *claim;
 	rs_result result;
 
+	list->count = 0;
 	finding.wanted = MAX_CANDIDATES;
 	finding.row = keep_candidate;
 	finding.arg = list;
+	base->held = left_out;
 	result = walk(&finding, RS_OP_CANDIDATES, RS_OP_CANDIDATES_UNDELAYED, RS_OP_CANDIDATES_COME_DUE,
 				  pass_candidate);
+	base->held = held;
 	if (result == RS_DONE && list->arena.is_exhausted)
 		return rs_mysql_no_memory(claim->session);
 	return result;
 }
 
-/* At SERIALIZABLE a plain read in the transaction would lock, and wait: it is made before it. */
+/* Where none of the first can be had, those behind them are looked at without their keys. */
 static rs_result
-claim_of_key(claiming *claim, bool is_serializable)
+claim_of_key(claiming *claim)
 {
 	rs_session *base = &claim->session->base;
 	candidate_list list = {.count = 0};
-	rs_result result = is_serializable ? rs_mysql_commit(base) : RS_DONE;
+	rs_held left_out = {.count = 0};
+	rs_result result = claim->reads_outside ? rs_mysql_commit(base) : RS_DONE;
 
-	if (result == RS_DONE)
-		result = find_candidates(claim, &list);
-	if (result == RS_DONE && is_serializable)
-		result = rs_mysql_begin(base, RS_FOR_DELIVERY, &claim->plan->table);
-	if (result == RS_DONE)
-		result = try_candidates(claim, &list);
+	if (base->held != NULL)
+		left_out = *base->held;
+	do
+	{
+		if (result == RS_DONE)
+			result = find_candidates(claim, &left_out, &list);
+		if (result == RS_DONE)
+			result = try_candidates(claim, &list);
+		for (int n = 0; n < list.count; n++)
+		{
+			if (list.candidates[n].was_refused)
+				rs_leave_out(&left_out, &list.candidates[n].id);
+		}
+	} while (result == RS_DONE && claim->found == 0 && list.count == MAX_CANDIDATES &&
+			 left_out.count < RS_MAX_HELD);
 	rs_arena_free(&list.arena);
 	return result;
 }
@@ -287,44 +376,15 @@ count_group(claiming *claim, int index, counts *of)
 }
 
 /*
- * The head: a row, as a claim returns it, whether it is due, and what is to be locked for its
- * partition key.  Where it is not due, or left alone, the rows behind it wait.
+ * The head: a row, as a claim returns it, and whether it is due.  Where it is not, or is left
+ * alone, the rows behind it wait.
  */
 static bool
 read_head(void *arg, const rs_value *columns, int count)
 {
-	claiming *claim = arg;
-	const rs_held *held = claim->session->base.held;
-
-	if (columns[4].kind != RS_INTEGER || columns[4].integer == 0)
+	if (columns[4].kind != RS_INTEGER || columns[4].integer == 0 || is_left_alone(arg, &columns[0]))
 		return false;
-	for (int i = 0; held != NULL && i < held->count; i++)
-	{
-		if (rs_value_equal(&columns[0], &held->ids[i]))
-			return false;
-	}
-	if (columns[5].kind == RS_NULL)
-		return take_row(arg, columns, count);
-	(void) keep_candidate(claim->list, (const rs_value[]){columns[0], columns[5]}, 2);
-	return false;
-}
-
-static rs_result
-take_head(claiming *claim)
-{
-	candidate_list list = {.count = 0};
-	bool refused;
-	rs_result result;
-
-	claim->list = &list;
-	result = run(claim, RS_OP_CLAIM_ROW, 0, read_head);
-	if (result == RS_DONE && list.arena.is_exhausted)
-		result = rs_mysql_no_memory(claim->session);
-	if (result == RS_DONE && list.count > 0)
-		result = try_candidate(claim, &list, 0, &refused);
-	rs_arena_free(&list.arena);
-	claim->list = NULL;
-	return result;
+	return take_row(arg, columns, count);
 }
 
 /* How often the two counts are repeated while rows are being inserted between them. */
@@ -373,7 +433,7 @@ claim_head(claiming *claim)
 	if (unlocked.rows != all.rows)
 		return miss(claim->session);
 	claim->session->fifo_misses = 0;
-	return unlocked.leased > 0 ? RS_DONE : take_head(claim);
+	return unlocked.leased > 0 ? RS_DONE : run(claim, RS_OP_CLAIM_ROW, 0, read_head);
 }
 
 /* ----------------------------------------------------------------- claims */
@@ -388,14 +448,16 @@ rs_mysql_claim(rs_session *base, struct rs_plan *plan, rs_value *values, rs_row_
 					  .row = row,
 					  .arg = arg,
 					  .wanted = values[RS_PARAM_LIMIT].integer};
-	bool is_serializable = rs_table_form(&plan->table) == RS_FORM_ROW_LOCK &&
-						   plan->table.isolation == RS_ISOLATION_SERIALIZABLE;
+	rs_isolation isolation = rs_table_form(&plan->table) == RS_FORM_ROW_LOCK
+								 ? plan->table.isolation
+								 : RS_ISOLATION_READ_COMMITTED;
 
+	claim.reads_outside = isolation != RS_ISOLATION_READ_COMMITTED;
 	if (plan->table.fifo)
 		return claim_head(&claim);
 	if (plan->table.column[RS_ROLE_PARTITION_KEY] != NULL)
-		return claim_of_key(&claim, is_serializable);
-	if (is_serializable)
+		return claim_of_key(&claim);
+	if (isolation == RS_ISOLATION_SERIALIZABLE)
 		return run(&claim, RS_OP_CLAIM_ROW, 0, take_row);
 	return walk(&claim, RS_OP_CLAIM_ROW, RS_OP_CLAIM_UNDELAYED, RS_OP_CLAIM_COME_DUE, take_row);
 }
@@ -413,4 +475,17 @@ rs_mysql_candidates(rs_session *base, struct rs_plan *plan, rs_value *values, rs
 
 	return walk(&claim, RS_OP_CANDIDATES, RS_OP_CANDIDATES_UNDELAYED, RS_OP_CANDIDATES_COME_DUE,
 				pass_candidate);
+}
+
+rs_result
+rs_mysql_is_head(rs_session *base, struct rs_plan *plan, rs_value *values, bool *is_head)
+{
+	claiming claim = {.session = rs_mysql_of(base), .plan = plan, .values = values};
+	rs_arena arena = {0};
+	rs_value head;
+	rs_result result = find_head(&claim, &arena, &head);
+
+	*is_head = result == RS_DONE && rs_value_equal(&head, &values[RS_PARAM_ID]);
+	rs_arena_free(&arena);
+	return result;
 }

@@ -298,10 +298,22 @@ check_transaction(rs_mysql_session *session)
 	return RS_FAILED;
 }
 
+/* Nor would they be where it has let go of its partition key, which others may have taken. */
 rs_result
 rs_mysql_check_writes(rs_session *base)
 {
-	return check_transaction(rs_mysql_of(base));
+	rs_mysql_session *session = rs_mysql_of(base);
+	rs_result result = check_transaction(session);
+
+	if (result != RS_DONE || session->guard == NULL || rs_mysql_key_is_held(base, session->guard))
+		return result;
+	if (session->is_lost)
+		return RS_LOST;
+	rs_error_set(&base->error, RUSTSTREAM_DATABASE, "55000",
+				 "A handler must not release locks that it has not taken, as RELEASE_ALL_LOCKS() "
+				 "does.",
+				 "the handler has released the lock of its partition key");
+	return RS_FAILED;
 }
 
 /* A handler that is in no transaction of ours leaves none of its own open. */

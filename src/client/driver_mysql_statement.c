@@ -64,7 +64,7 @@ rs_result
 rs_mysql_bind(rs_mysql_session *session, rs_mysql_statement *statement, const rs_value *values,
 			  int count)
 {
-	MYSQL_BIND binds[RS_MAX_PARAMETERS + RS_MAX_HELD];
+	MYSQL_BIND binds[RS_MYSQL_MAX_VALUES];
 
 	if (count == 0)
 		return RS_DONE;
@@ -361,63 +361,48 @@ execute(rs_mysql_session *session, int slot, const char *text, const rs_value *v
 
 /* ---------------------------------------------------- rows to leave alone */
 
-/* "<column> <=> ?)" of the id, as the catalogue's templates have it. */
-static bool
-make_condition(const char *id, char *condition, size_t size)
-{
-	size_t length = (size_t) snprintf(condition, size, " AND NOT (ruststream_row.`");
-
-	for (; *id != '\0' && length + 3 < size; id++)
-	{
-		if (*id == '`')
-			condition[length++] = '`';
-		condition[length++] = *id;
-	}
-	condition[length] = '\0';
-	return *id == '\0' &&
-		   (size_t) snprintf(condition + length, size - length, "` <=> ?)") < size - length;
-}
+/* Around the condition of one such row, in the catalogue's templates. */
+#define HELD "/*held*/"
 
 /*
- * The statement with its condition on :held, which is about one row, written once for each row
- * that is left alone.  values[at] is that parameter's.
+ * The statement with that condition, in which parameters first to last stand, once for each row
+ * that is left alone.
  */
 static rs_result
 execute_without_held(rs_mysql_session *session, const rs_command *command, const rs_value *values,
-					 int count, int at, rs_row_callback row, void *arg, int64_t *affected)
+					 int count, int first, int last, rs_row_callback row, void *arg,
+					 int64_t *affected)
 {
 	const rs_held *held = session->base.held;
-	rs_value all[RS_MAX_PARAMETERS + RS_MAX_HELD];
-	char condition[256];
-	const char *found;
+	rs_value all[RS_MYSQL_MAX_VALUES];
+	const char *begin = strstr(command->text, HELD);
+	const char *end = begin != NULL ? strstr(begin + strlen(HELD), HELD) : NULL;
 	size_t length;
-	size_t room;
+	size_t at;
+	int n = first;
 	char *text;
 	rs_result result;
 
-	if (!make_condition(session->base.table->column[RS_ROLE_ID], condition, sizeof(condition)))
-		return rs_mysql_refuse(session, NULL, "the name of the id column is too long");
-	length = strlen(condition);
-	/* At the beginning of a WHERE clause it has another word in front. */
-	found = strstr(command->text, condition + strlen(" AND"));
-	if (found == NULL)
-		return rs_mysql_refuse(session, NULL, "a claim has no condition on its id");
-	found += length - strlen(" AND");
-
-	room = strlen(command->text) + length * (size_t) held->count + 1;
-	text = malloc(room);
+	if (end == NULL || last - first >= RS_MYSQL_MAX_HELD_VALUES)
+		return rs_mysql_refuse(session, NULL, "a claim has no condition on rows to leave alone");
+	begin += strlen(HELD);
+	length = (size_t) (end - begin);
+	text = malloc(strlen(command->text) + (length + strlen(" OR ")) * (size_t) held->count + 1);
 	if (text == NULL)
 		return rs_mysql_no_memory(session);
-	room = (size_t) (found - command->text);
-	memcpy(text, command->text, room);
-	for (int i = 1; i < held->count; i++, room += length)
-		memcpy(text + room, condition, length);
-	memcpy(text + room, found, strlen(found) + 1);
 
-	memcpy(all, values, sizeof(rs_value) * (size_t) at);
-	memcpy(all + at, held->ids, sizeof(rs_value) * (size_t) held->count);
-	memcpy(all + at + held->count, values + at + 1, sizeof(rs_value) * (size_t) (count - at - 1));
-	result = execute(session, -1, text, all, count + held->count - 1, row, arg, affected);
+	at = (size_t) (begin - command->text);
+	memcpy(text, command->text, at);
+	memcpy(all, values, sizeof(rs_value) * (size_t) first);
+	for (int i = 0; i < held->count; i++)
+	{
+		at += (size_t) sprintf(text + at, "%s%.*s", i > 0 ? " OR " : "", (int) length, begin);
+		for (int j = first; j <= last; j++)
+			all[n++] = command->parameters[j] == RS_PARAM_HELD ? held->ids[i] : values[j];
+	}
+	memcpy(text + at, end, strlen(end) + 1);
+	memcpy(all + n, values + last + 1, sizeof(rs_value) * (size_t) (count - last - 1));
+	result = execute(session, -1, text, all, n + count - last - 1, row, arg, affected);
 	free(text);
 	return result;
 }
@@ -428,10 +413,18 @@ rs_mysql_execute(rs_session *base, const rs_command *command, const rs_value *va
 {
 	rs_mysql_session *session = rs_mysql_of(base);
 
+	int first = -1;
+	int last = -1;
+
 	for (int i = 0; i < command->parameter_count && i < RS_MAX_PARAMETERS; i++)
 	{
-		if (command->parameters[i] == RS_PARAM_HELD && base->held != NULL && base->held->count > 0)
-			return execute_without_held(session, command, values, count, i, row, arg, affected);
+		if (command->parameters[i] != RS_PARAM_HELD)
+			continue;
+		first = first < 0 ? i : first;
+		last = i;
 	}
+	if (first >= 0 && base->held != NULL && base->held->count > 0)
+		return execute_without_held(session, command, values, count, first, last, row, arg,
+									affected);
 	return execute(session, command->slot, command->text, values, count, row, arg, affected);
 }

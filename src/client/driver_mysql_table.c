@@ -348,12 +348,6 @@ rs_mysql_check_plan(rs_session *base, const struct rs_plan *plan, const char **w
 	rs_result result;
 
 	(void) warning;
-	/* Under load rows have been seen to go before an earlier one of their key. */
-	if (rs_table_form(&plan->table) == RS_FORM_ROW_LOCK &&
-		plan->table.column[RS_ROLE_PARTITION_KEY] != NULL)
-		return rs_mysql_refuse(rs_mysql_of(base),
-							   "Describe the queue in the lease or the advisory lock form.",
-							   "a partition key cannot be kept in order in the row lock form here");
 	if (!rs_mysql_of(base)->is_mariadb || !plan->policy.transactional ||
 		rs_table_form(&plan->table) != RS_FORM_LEASE ||
 		(level != RS_ISOLATION_REPEATABLE_READ && level != RS_ISOLATION_SERIALIZABLE))

@@ -150,6 +150,42 @@ is_held(sqlite3_context *context, int count, sqlite3_value **values)
 	sqlite3_result_int(context, result);
 }
 
+/* ruststream_held_id(n) */
+static void
+held_id(sqlite3_context *context, int count, sqlite3_value **values)
+{
+	const rs_sqlite_session *session = sqlite3_user_data(context);
+	const rs_held *held = session->base.held;
+	int n = sqlite3_value_int(values[0]);
+
+	(void) count;
+	if (held == NULL || n >= held->count)
+	{
+		sqlite3_result_null(context);
+		return;
+	}
+	switch (held->ids[n].kind)
+	{
+		case RS_INTEGER:
+			sqlite3_result_int64(context, held->ids[n].integer);
+			break;
+		case RS_REAL:
+			sqlite3_result_double(context, held->ids[n].real);
+			break;
+		case RS_TEXT:
+			sqlite3_result_text(context, held->ids[n].text, (int) held->ids[n].length,
+								SQLITE_TRANSIENT);
+			break;
+		case RS_BYTES:
+			sqlite3_result_blob(context, held->ids[n].text, (int) held->ids[n].length,
+								SQLITE_TRANSIENT);
+			break;
+		case RS_NULL:
+			sqlite3_result_null(context);
+			break;
+	}
+}
+
 /* ruststream_key_is_held(key) */
 static void
 key_is_held(sqlite3_context *context, int count, sqlite3_value **values)
@@ -197,6 +233,7 @@ rs_sqlite_register_functions(rs_sqlite_session *session)
 		void (*call)(sqlite3_context *, int, sqlite3_value **);
 	} asked[] = {
 		{"ruststream_is_held", is_held},
+		{"ruststream_held_id", held_id},
 		{"ruststream_key_is_held", key_is_held},
 		{"ruststream_partition_is_held", partition_is_held},
 	};

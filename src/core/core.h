@@ -354,9 +354,13 @@ extern bool rs_key_column(const char *lock_key, int n, const char **start, size_
 	X(RS_OP_CLAIM_COME_DUE, "claim_come_due")   /* .. and those whose delay is over */             \
 	X(RS_OP_CANDIDATES_UNDELAYED, "candidates_undelayed")                                          \
 	X(RS_OP_CANDIDATES_COME_DUE, "candidates_come_due")                                            \
-	X(RS_OP_LEVEL, "level")                   /* the lowest priority; the lowest above another */  \
-	X(RS_OP_COUNT_GROUP, "count_group")       /* FIFO: its rows; those that are not locked */      \
-	X(RS_OP_LOCK_CANDIDATE, "lock_candidate") /* partition keys: a candidate, as a claim */        \
+	X(RS_OP_LEVEL, "level")             /* the lowest priority; the lowest above another */        \
+	X(RS_OP_COUNT_GROUP, "count_group") /* FIFO: its rows; those that are not locked */            \
+	/* Partition keys: of the key of one row the first that is due; one range, or two. */          \
+	X(RS_OP_HEAD, "head")                                                                          \
+	X(RS_OP_HEAD_UNDELAYED, "head_undelayed")                                                      \
+	X(RS_OP_HEAD_COME_DUE, "head_come_due")                                                        \
+	X(RS_OP_LOCK_CANDIDATE, "lock_candidate") /* .. and that one, as a claim */                    \
 	X(RS_OP_STAMP, "stamp")                   /* lease: the token, and the attempt */              \
 	X(RS_OP_COUNT_ATTEMPT, "count_attempt")   /* advisory lock: the attempt of a row taken */
 

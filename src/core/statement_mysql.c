@@ -40,7 +40,20 @@
 #define UNLEASED                                                                                   \
 	"[locked_until:" WHERE " (ruststream_row.{locked_until} IS NULL"                               \
 	" OR ruststream_row.{locked_until} <= :now)]"
-#define NOT_HELD WHERE " NOT (ruststream_row.{id} <=> :held)"
+
+/*
+ * Not a row that this worker leaves alone, nor one of its key, as long as that row is due: it goes
+ * first.  The driver writes what is between the comments, which :held begins and ends, once for
+ * each such row.
+ */
+#define NOT_HELD                                                                                   \
+	WHERE " NOT (/*held*/ruststream_row.{id} <=> :held[partition_key: OR"                          \
+		  " COALESCE(ruststream_row.{partition_key} = (SELECT ruststream_held.{partition_key}"     \
+		  " FROM {table} AS ruststream_held WHERE[group: ruststream_held.{group} = :group AND]"    \
+		  "[processed_at: ruststream_held.{processed_at} IS NULL AND]"                             \
+		  "[retry_after: (ruststream_held.{retry_after} IS NULL"                                   \
+		  " OR ruststream_held.{retry_after} <= :now) AND] ruststream_held.{id} = :held), FALSE)]" \
+		  "/*held*/)"
 #define ROWS " FROM {table} AS ruststream_row{index}"
 
 /* The row in work; and, in the lease form, while it still holds this delivery's token. */
@@ -99,17 +112,32 @@
 	" LIMIT :limit FOR UPDATE SKIP LOCKED"
 #define HEAD                                                                                       \
 	"SELECT " CLAIMED ", [retry_after:ruststream_row.{retry_after} IS NULL"                        \
-	" OR ruststream_row.{retry_after} <= :now][!retry_after:1], {partition}" ROWS READ_GROUP       \
-		UNPROCESSED CLAIM_ORDER " LIMIT 1 FOR UPDATE"
+	" OR ruststream_row.{retry_after} <= :now][!retry_after:1]" ROWS READ_GROUP UNPROCESSED        \
+		CLAIM_ORDER " LIMIT 1 FOR UPDATE"
 
-/* Rows that may be taken, and what is to be locked first: the key, the name of the partition. */
+/* Rows that may be taken; what is to be locked first: the key, or its line; and the partition key.
+ */
 #define CANDIDATES(range, order)                                                                   \
-	"SELECT ruststream_row.{id}"                                                                   \
-	"[advisory_lock:, {key},"                                                                      \
-	" [partition_key:CONCAT(ruststream_row.{partition_key})][!partition_key:NULL]]"                \
-	"[!advisory_lock:, {partition}]" ROWS READ_GROUP UNPROCESSED range UNLEASED NOT_HELD           \
-		KEY_NOT_IN_WORK order " LIMIT :limit"
+	"SELECT ruststream_row.{id}, [advisory_lock:{key}][!advisory_lock:{partition}],"               \
+	" [partition_key:CONCAT(ruststream_row.{partition_key})][!partition_key:NULL]" ROWS READ_GROUP \
+		UNPROCESSED range UNLEASED NOT_HELD KEY_NOT_IN_WORK order " LIMIT :limit"
 
+/*
+ * The first row of a range that has the key of row :id, byte for byte, as locks are named.  Where
+ * that row has gone the optimizer sees it, and reads nothing; else the search ends with it at the
+ * latest.
+ */
+#define HEAD_OF_KEY(range, order)                                                                  \
+	"SELECT ruststream_row.{id} FROM {table} AS ruststream_chosen"                                 \
+	" STRAIGHT_JOIN {table} AS ruststream_row{index}" WHERE                                        \
+	" ruststream_chosen.{id} = :id[group:" WHERE " ruststream_chosen.{group} = :group]"            \
+	"[processed_at:" WHERE " ruststream_chosen.{processed_at} IS NULL]"                            \
+	"[retry_after:" WHERE " (ruststream_chosen.{retry_after} IS NULL"                              \
+	" OR ruststream_chosen.{retry_after} <= :now)]" READ_GROUP UNPROCESSED range WHERE             \
+	" CAST(CONCAT(ruststream_row.{partition_key}) AS BINARY)"                                      \
+	" = CAST(CONCAT(ruststream_chosen.{partition_key}) AS BINARY)" order " LIMIT 1"
+
+#define KEYS RS_WITH_LINES(RS_LINES_PARTITION_KEY)
 #define UNKEYED (RS_IN_FORM(RS_FORM_ROW_LOCK) | RS_IN_FORM(RS_FORM_LEASE))
 #define KEYED RS_IN_FORM(RS_FORM_ADVISORY_LOCK)
 
@@ -126,13 +154,11 @@ static const rs_catalogue_entry mysql_operations[RS_OPERATION_COUNT] = {
 	 * LIMIT :limit FOR UPDATE SKIP LOCKED
 	 *
 	 * The whole order, which reads the rows that wait, too: for tables without retry_after, and
-	 * for transactions at SERIALIZABLE, in which RS_OP_LEVEL would lock.  The driver repeats
-	 * the condition of :held for each row that is left alone.
+	 * for transactions at SERIALIZABLE, in which RS_OP_LEVEL would lock.
 	 *
 	 * Of a FIFO group, once RS_OP_COUNT_GROUP has locked its rows:
 	 *
-	 * SELECT .., ruststream_row.`retry_after` IS NULL OR ruststream_row.`retry_after` <= :now,
-	 *     what is to be locked for its partition key
+	 * SELECT .., ruststream_row.`retry_after` IS NULL OR ruststream_row.`retry_after` <= :now
 	 * FROM .. WHERE ruststream_row.`group` = :group AND ruststream_row.`processed_at` IS NULL
 	 * ORDER BY .. LIMIT 1 FOR UPDATE
 	 */
@@ -185,7 +211,7 @@ static const rs_catalogue_entry mysql_operations[RS_OPERATION_COUNT] = {
 	 * in the other forms, for tables with partition_key,
 	 *
 	 * SELECT ruststream_row.`id`, COALESCE(CONCAT('db.table:key:', ruststream_row.`partition_key`),
-	 *     CONCAT('db.table:row:', ruststream_row.`id`))
+	 *     CONCAT('db.table:row:', ruststream_row.`id`)), CONCAT(ruststream_row.`partition_key`)
 	 * FROM .. WHERE .. AND (ruststream_row.`partition_key` IS NULL
 	 *     OR ruststream_row.`partition_key` NOT IN (SELECT ruststream_leased.`partition_key`
 	 *         FROM `db`.`table` AS ruststream_leased WHERE ruststream_leased.`locked_until` > :now
@@ -193,8 +219,9 @@ static const rs_catalogue_entry mysql_operations[RS_OPERATION_COUNT] = {
 	 *     AND IS_FREE_LOCK(..) = 1
 	 * ORDER BY .. LIMIT :limit
 	 *
-	 * Rows are not locked before their key: whoever skips a locked row of a key must not take a
-	 * later one of it.
+	 * A candidate tells of a key, no more: a lock may have been let go while the rows were read,
+	 * one after the other and range after range, so that an earlier row of the key is missing.
+	 * Which one is next is looked for anew once the key is locked: see RS_OP_HEAD.
 	 */
 	[RS_OP_CANDIDATES] = {.statements = {CANDIDATES(DUE, CLAIM_ORDER)}},
 	[RS_OP_CANDIDATES_UNDELAYED] = {.statements = {CANDIDATES(UNDELAYED, BY_ID)},
@@ -203,13 +230,38 @@ static const rs_catalogue_entry mysql_operations[RS_OPERATION_COUNT] = {
 								   .needs = RS_ROLE_RETRY_AFTER},
 
 	/*
+	 * SELECT ruststream_row.`id` FROM `db`.`table` AS ruststream_chosen
+	 *     STRAIGHT_JOIN `db`.`table` AS ruststream_row FORCE INDEX (`ruststream_claim`)
+	 * WHERE ruststream_chosen.`id` = :id AND .. it is there still, and due ..
+	 *     AND ruststream_row.`group` = :group AND ruststream_row.`processed_at` IS NULL
+	 *     AND .. the range ..
+	 *     AND CAST(CONCAT(ruststream_row.`partition_key`) AS BINARY)
+	 *         = CAST(CONCAT(ruststream_chosen.`partition_key`) AS BINARY)
+	 * ORDER BY .. LIMIT 1
+	 *
+	 * With the key locked, and of no snapshot older than that.  It locks nothing: where somebody
+	 * else has locked the head, no other row of its key may be taken.
+	 */
+	[RS_OP_HEAD] = {.statements = {HEAD_OF_KEY(DUE, CLAIM_ORDER)}, .lines = KEYS},
+	[RS_OP_HEAD_UNDELAYED] = {.statements = {HEAD_OF_KEY(UNDELAYED, BY_ID)},
+							  .needs = RS_ROLE_RETRY_AFTER,
+							  .lines = KEYS},
+	[RS_OP_HEAD_COME_DUE] = {.statements = {HEAD_OF_KEY(COME_DUE, BY_DELAY)},
+							 .needs = RS_ROLE_RETRY_AFTER,
+							 .lines = KEYS},
+
+	/*
 	 * SELECT .. as a claim .. WHERE ruststream_row.`id` = :id AND .. it may be taken still ..
+	 *     AND CONVERT(what is to be locked for its key USING utf8mb4) COLLATE utf8mb4_bin = :key
 	 * FOR UPDATE SKIP LOCKED
+	 *
+	 * A row that has another key since it was found is not ours to take.
 	 */
 	[RS_OP_LOCK_CANDIDATE] = {.statements = {"SELECT " CLAIMED
 											 " FROM {table} AS ruststream_row" WHERE
 											 " ruststream_row.{id} = :id" READ_GROUP UNPROCESSED DUE
-												 UNLEASED KEY_UNLEASED " FOR UPDATE SKIP LOCKED"},
+												 UNLEASED KEY_UNLEASED WHERE " " PARTITION
+											 " COLLATE utf8mb4_bin = :key FOR UPDATE SKIP LOCKED"},
 							  .needs = RS_ROLE_PARTITION_KEY,
 							  .forms = UNKEYED},
 

@@ -18,6 +18,7 @@
  * The functions are registered on the connection by the client's driver:
  *
  *	ruststream_is_held(id)				rows that this worker leaves alone, since they just failed
+ *	ruststream_held_id(n)				the id of one of them, from 0 on; NULL: there are no more
  *	ruststream_key_is_held(key)			advisory keys that this process holds, by database file
  *	ruststream_partition_is_held(key)	partition keys, in the advisory lock form
  *
@@ -62,12 +63,31 @@
 	"[advisory_lock:" WHERE " NOT ruststream_key_is_held({key})"                                   \
 	"[partition_key:" WHERE " NOT ruststream_partition_is_held(ruststream_row.{partition_key})]]"
 
-#define NOT_HELD WHERE " NOT ruststream_is_held(ruststream_row.{id})"
+/* Nor one of the key of a row that this worker leaves alone, as long as that row is due. */
+#define NOT_HELD                                                                                   \
+	WHERE " NOT ruststream_is_held(ruststream_row.{id})"                                           \
+		  "[partition_key: AND (ruststream_row.{partition_key} IS NULL"                            \
+		  " OR ruststream_row.{partition_key} NOT IN ("                                            \
+		  "WITH RECURSIVE ruststream_number (n) AS (SELECT 0 UNION ALL"                            \
+		  " SELECT n + 1 FROM ruststream_number WHERE ruststream_held_id(n + 1) IS NOT NULL)"      \
+		  " SELECT ruststream_held.{partition_key}"                                                \
+		  " FROM ruststream_number CROSS JOIN {table} AS ruststream_held"                          \
+		  " WHERE ruststream_held.{id} = ruststream_held_id(ruststream_number.n)"                  \
+		  "[group: AND ruststream_held.{group} = :group]"                                          \
+		  "[processed_at: AND ruststream_held.{processed_at} IS NULL]"                             \
+		  "[retry_after: AND (ruststream_held.{retry_after} IS NULL"                               \
+		  " OR ruststream_held.{retry_after} <= :now)]"                                            \
+		  " AND ruststream_held.{partition_key} IS NOT NULL))]"
 
 /* The first row of a range of the claim's index that can be had. */
 #define FIND(range)                                                                                \
 	"(SELECT ruststream_row.{id} FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED range    \
 		UNLEASED KEY_NOT_IN_WORK NOT_HELD CLAIM_ORDER " LIMIT 1)"
+
+/* The first row of a range that has the key :partition_key, whoever holds it. */
+#define FIND_OF_KEY(range)                                                                         \
+	"(SELECT ruststream_row.{id} FROM {table} AS ruststream_row{}" READ_GROUP UNPROCESSED WHERE    \
+	" ruststream_row.{partition_key} = :partition_key" range CLAIM_ORDER " LIMIT 1)"
 
 /*
  * The head of a FIFO group, if it is due and nothing of the group is in work.
@@ -117,6 +137,15 @@
 																						 "NOT "    \
 																						 "NULL)"
 
+/* A candidate, as a claim; of a partition key only its head. */
+#define TAKE                                                                                       \
+	"[attempt:UPDATE {table} AS ruststream_row SET " COUNT_ATTEMPT "]"                             \
+	"[!attempt:SELECT " CLAIMED " FROM {table} AS ruststream_row]" THIS_ROW READ_GROUP UNPROCESSED \
+	"[retry_after:" WHERE " (ruststream_row.{retry_after} IS NULL"                                 \
+	" OR ruststream_row.{retry_after} <= :now)]" WHERE " {key} = :key"
+#define TAKE_HEAD WHERE " (ruststream_row.{partition_key} IS NULL OR ruststream_row.{id} = "
+#define TAKE_END "[attempt: RETURNING " CLAIMED "]"
+
 #define LEASED RS_IN_FORM(RS_FORM_LEASE)
 #define KEYED RS_IN_FORM(RS_FORM_ADVISORY_LOCK)
 
@@ -136,6 +165,8 @@ static const rs_catalogue_entry sqlite_operations[RS_OPERATION_COUNT] = {
 	 *         AND (ruststream_row."partition_key" IS NULL OR ruststream_row."partition_key" NOT IN
 	 * ( SELECT +ruststream_leased."partition_key" FROM "main"."table" AS ruststream_leased WHERE
 	 * ruststream_leased."locked_until" > :now AND +ruststream_leased."partition_key" IS NOT NULL))
+	 *         AND (ruststream_row."partition_key" IS NULL
+	 *             OR ruststream_row."partition_key" NOT IN (.. those of the rows left alone ..))
 	 *
 	 * and of a FIFO group
 	 *
@@ -167,24 +198,27 @@ static const rs_catalogue_entry sqlite_operations[RS_OPERATION_COUNT] = {
 	 */
 	[RS_OP_CANDIDATES] = {.statements = {FIND("")}, .forms = KEYED},
 
-/*
- * UPDATE "main"."table" AS ruststream_row SET "attempt" = COALESCE("attempt", 1) + 1
- * WHERE ruststream_row."id" = :id AND ruststream_row."group" = :group
- *     AND ruststream_row."processed_at" IS NULL
- *     AND (ruststream_row."retry_after" IS NULL OR ruststream_row."retry_after" <= :now)
- *     AND the key = :key
- * RETURNING "id", "attempt" - 1, "headers", "payload"
- *
- * or, without attempt, SELECT "id", 1, "headers", "payload" FROM .. the same ..
- */
-#define TAKE                                                                                       \
-	"[attempt:UPDATE {table} AS ruststream_row SET " COUNT_ATTEMPT "]"                             \
-	"[!attempt:SELECT " CLAIMED " FROM {table} AS ruststream_row]" THIS_ROW READ_GROUP UNPROCESSED \
-	"[retry_after:" WHERE " (ruststream_row.{retry_after} IS NULL"                                 \
-	" OR ruststream_row.{retry_after} <= :now)]" WHERE " {key} = :key"                             \
-	"[attempt: RETURNING " CLAIMED "]"
-	[RS_OP_TAKE_ROW] = {.statements = {TAKE}, .forms = KEYED},
-	[RS_OP_TAKE_PAYLOAD] = {.statements = {TAKE}, .needs = RS_ROLE_PAYLOAD, .forms = KEYED},
+	/*
+	 * UPDATE "main"."table" AS ruststream_row SET "attempt" = COALESCE("attempt", 1) + 1
+	 * WHERE ruststream_row."id" = :id AND ruststream_row."group" = :group
+	 *     AND ruststream_row."processed_at" IS NULL
+	 *     AND (ruststream_row."retry_after" IS NULL OR ruststream_row."retry_after" <= :now)
+	 *     AND the key = :key
+	 *     AND (ruststream_row."partition_key" IS NULL OR ruststream_row."id" = (
+	 *         .. the first id of that key, in the ranges of a claim ..))
+	 * RETURNING "id", "attempt" - 1, "headers", "payload"
+	 *
+	 * or, without attempt, SELECT "id", 1, "headers", "payload" FROM .. the same ..
+	 *
+	 * Keys are let go while a candidate is looked for, so it may not be the first of its key.
+	 */
+	[RS_OP_TAKE_ROW] = {.statements = {TAKE
+									   "[partition_key:" TAKE_HEAD FIND_OF_KEY("") ")]" TAKE_END},
+						.forms = KEYED},
+	[RS_OP_TAKE_PAYLOAD] = {.statements = {TAKE "[partition_key:" TAKE_HEAD FIND_OF_KEY(
+								"") ")]" TAKE_END},
+							.needs = RS_ROLE_PAYLOAD,
+							.forms = KEYED},
 
 	/*
 	 * SELECT ruststream_row."retry_after" FROM "main"."table" AS ruststream_row
@@ -375,6 +409,20 @@ static const char *const sqlite_find_by_level[] = {
 	" AND found IS NOT NULL LIMIT 1))]",
 	NULL};
 
+static const char *const sqlite_take_by_delay[] = {
+	TAKE TAKE_HEAD, "coalesce(" FIND_OF_KEY(UNDELAYED) ", " FIND_OF_KEY(COME_DUE) "))" TAKE_END,
+	NULL};
+
+static const char *const sqlite_take_by_level[] = {
+	TAKE TAKE_HEAD,
+	"coalesce(" FIND_OF_KEY(OF_NO_PRIORITY UNDELAYED) ", " FIND_OF_KEY(OF_NO_PRIORITY COME_DUE) ",",
+	" (" LEVELS,
+	" SELECT coalesce(" FIND_OF_KEY(OF_LEVEL UNDELAYED) ", " FIND_OF_KEY(
+		OF_LEVEL COME_DUE) ") AS found",
+	" FROM ruststream_level WHERE ruststream_level.priority IS NOT NULL AND found IS NOT NULL"
+	" LIMIT 1)))" TAKE_END,
+	NULL};
+
 /* Around what finds a row: what a claim and a look for candidates do with it. */
 static const char sqlite_before_lease[] =
 	"UPDATE {table} AS ruststream_row SET {locked_until} = :token[attempt:, " COUNT_ATTEMPT "]"
@@ -410,6 +458,7 @@ static const char sqlite_lease_index[] =
 
 #define DELAYED RS_SEARCHED(RS_SEARCH_BY_DELAY)
 #define LEVELLED RS_SEARCHED(RS_SEARCH_BY_LEVEL)
+#define KEYS RS_WITH_LINES(RS_LINES_PARTITION_KEY)
 
 static const rs_catalogue_variant sqlite_variants[] = {
 	{RS_OP_CLAIM_ROW, 0, DELAYED, sqlite_find_by_delay},
@@ -418,6 +467,10 @@ static const rs_catalogue_variant sqlite_variants[] = {
 	{RS_OP_CLAIM_PAYLOAD, 0, LEVELLED, sqlite_find_by_level},
 	{RS_OP_CANDIDATES, 0, DELAYED, sqlite_find_by_delay},
 	{RS_OP_CANDIDATES, 0, LEVELLED, sqlite_find_by_level},
+	{RS_OP_TAKE_ROW, KEYS, DELAYED, sqlite_take_by_delay},
+	{RS_OP_TAKE_ROW, KEYS, LEVELLED, sqlite_take_by_level},
+	{RS_OP_TAKE_PAYLOAD, KEYS, DELAYED, sqlite_take_by_delay},
+	{RS_OP_TAKE_PAYLOAD, KEYS, LEVELLED, sqlite_take_by_level},
 	{.pieces = NULL},
 };
 

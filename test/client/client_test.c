@@ -841,6 +841,66 @@ test_order(bool fifo)
 	ruststream_close(db);
 }
 
+static ruststream_outcome
+only_write(ruststream_delivery *delivery, void *arg)
+{
+	(void) arg;
+	write_effect(delivery);
+	return RUSTSTREAM_ACK;
+}
+
+/* While this delivery has its key, another worker takes whatever it can. */
+static ruststream_outcome
+let_other_work(ruststream_delivery *delivery, void *arg)
+{
+	ruststream *other = open_db();
+	ruststream_worker *worker;
+	bool delivered;
+
+	(void) arg;
+	must(other, ruststream_worker_open(other, "s", only_write, NULL, &worker));
+	do
+		must(other, ruststream_worker_step(worker, &delivered));
+	while (delivered);
+	ruststream_worker_close(worker);
+	ruststream_close(other);
+	write_effect(delivery);
+	return RUSTSTREAM_ACK;
+}
+
+/* The first row of a partition key cannot be had, since its key is held: nor can those behind it.
+ */
+static void
+test_busy_head(void)
+{
+	ruststream *db = begin();
+	const ruststream_queue queue = {.table = "lines",
+									.id_column = "id",
+									.partition_key_column = "line",
+									.payload_column = "payload",
+									.lock_key = "{key}",
+									.create_index = true};
+	ruststream_worker *worker;
+	bool delivered;
+
+	(void) sql("CREATE TABLE lines (id INTEGER PRIMARY KEY, key TEXT, line TEXT, payload TEXT);"
+			   "INSERT INTO lines (key, line, payload) VALUES ('busy', NULL, 'first'),"
+			   " ('busy', 'a', 'a1'), ('k3', 'a', 'a2'), ('k4', 'a', 'a3'), ('k5', 'b', 'b1')");
+	must(db, ruststream_describe(db, &queue));
+	subscribe(db, "lines", 0, 0);
+	must(db, ruststream_worker_open(db, "s", let_other_work, NULL, &worker));
+	must(db, ruststream_worker_step(worker, &delivered));
+	ruststream_worker_close(worker);
+	is(sql("SELECT group_concat(what) FROM (SELECT what FROM effect ORDER BY number)"), "b1,first",
+	   "behind a row whose key is held no other of its partition key is taken, but others are");
+	must(db, ruststream_worker_open(db, "s", only_write, NULL, &worker));
+	must(db, ruststream_worker_run(worker, RUSTSTREAM_DRAIN));
+	ruststream_worker_close(worker);
+	is(sql("SELECT group_concat(what) FROM (SELECT what FROM effect ORDER BY number)"),
+	   "b1,first,a1,a2,a3", "until the key is free");
+	ruststream_close(db);
+}
+
 static void
 test_second_process(void)
 {
@@ -993,6 +1053,7 @@ main(int argc, char **argv)
 	test_keys();
 	test_order(true);
 	test_order(false);
+	test_busy_head();
 	test_second_process();
 	test_errors();
 	return done_testing();

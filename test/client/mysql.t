@@ -444,20 +444,17 @@ subscribe($EFFECT);
 work();
 is(left(), '20', 'nor while any of them holds a live lease');
 
-new_queue('row_lock', qw(--partition-key account));
-my ($refused, undef, $why) = run('subscribe', $url, 's', 'jobs', '--handler', $EFFECT);
-isnt($refused, 0, 'row_lock, partition keys: refused');
-like($why, qr/cannot be kept in order in the row lock form/, '.. and why');
-for my $form (grep { $_ ne 'row_lock' } sort keys %FORM)
+my $SAME_KEY = '(SELECT account FROM key_of WHERE id = a.id) = (SELECT account FROM key_of WHERE id = b.id)';
+for my $form (sort keys %FORM)
 {
-	for my $level ('read committed')
+	for my $level ('read uncommitted', 'read committed', 'repeatable read', 'serializable')
 	{
 		new_queue($form, qw(--partition-key account --retry-after retry_after --priority priority --isolation), $level);
 		sql("INSERT INTO jobs (account, payload, priority) SELECT IF(seq % 6 = 0, NULL, CONCAT('a', seq % 6)), seq, seq % 2 FROM seq_1_to_60");
 		subscribe("INSERT INTO other (id, n) SELECT 1000 + :id, COALESCE(MAX(n), 0) FROM other WHERE id = -1; $TIMED", '--workers', 2, '--retry-delay', '10ms');
 		sql('CREATE TABLE key_of AS SELECT id, account, priority FROM jobs');
 		ok(work_together(2), "$form, partition keys at $level: four workers in two processes");
-		is(sql("$OVERLAP AND (SELECT account FROM key_of WHERE id = a.id) = (SELECT account FROM key_of WHERE id = b.id)"), 0, '.. rows of one key one at a time');
+		is(sql("$OVERLAP AND $SAME_KEY"), 0, '.. rows of one key one at a time');
 		is(sql('SELECT COUNT(*) FROM effect AS a JOIN key_of AS k ON k.id = a.id JOIN effect AS b JOIN key_of AS l ON l.id = b.id AND l.account = k.account'
 				  . ' WHERE (k.priority, k.id) < (l.priority, l.id) AND a.at > b.at'
 				  # After its tenth deadlock in a row a row is delayed, and its key goes on meanwhile.
@@ -466,6 +463,87 @@ for my $form (grep { $_ ne 'row_lock' } sort keys %FORM)
 		cmp_ok(sql($OVERLAP), '>', 0, '.. and different keys side by side');
 	}
 }
+
+# A key that is let go while candidates are read: its first row was passed over, a later one is found free.  Between
+# the two are so many rows of a busy key that the key is let go meanwhile.
+for my $form (sort keys %FORM)
+{
+	new_queue($form, qw(--partition-key account));
+	sql("INSERT INTO jobs (account) VALUES ('a'); INSERT INTO jobs (account) SELECT 'busy' FROM seq_1_to_60000; INSERT INTO jobs (account) VALUES ('a')");
+	subscribe($EFFECT);
+	my ($holder, $other) = ($server->session, $server->session);
+	$holder->do("SELECT GET_LOCK('app.app.jobs:key:a', 0)");
+	$other->do("SELECT GET_LOCK('app.app.jobs:key:busy', 0)");
+	$worker = start_worker();
+	# The row in front is passed over as soon as the statement is seen.
+	ok(wait_for("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID <> CONNECTION_ID() AND INFO LIKE '%IS_FREE_LOCK%'", 1),
+		"$form: while candidates are read");
+	$holder->do("SELECT RELEASE_LOCK('app.app.jobs:key:a')");
+	ok(wait_for('SELECT COUNT(*) FROM effect', 2), '.. their key is let go');
+	is(sql('SELECT id FROM effect ORDER BY number LIMIT 1'), 1, '.. and its first row goes first');
+	stop_worker($worker);
+	$_->close for $holder, $other;
+}
+
+# Keys of each type, and what a collation or the length of a lock's name makes of them.
+for my $case (
+	['BIGINT UNSIGNED', '18446744073709551615', '7'],
+	['VARCHAR(30) CHARACTER SET latin1', "'\xc3\xa4'", "'b\\'`'"],
+	['VARCHAR(30) COLLATE utf8mb4_general_ci', "'x'", "'x '", "'X'", "'\xc3\xa9'", "'e'", "''"],
+	['VARCHAR(200)', "REPEAT('\xc3\xa4', 100)", "REPEAT('\xc3\x84', 100)", "'short'"],
+	["ENUM('one', '\xc3\xa4')", "'\xc3\xa4'", "'one'"],
+	['UUID', "'00000000-0000-0000-0000-00000000000a'", "'00000000-0000-0000-0000-00000000000b'"])
+{
+	my ($type, @keys) = @$case;
+	for my $form (sort keys %FORM)
+	{
+		new_queue($form);
+		sql("DROP TABLE jobs; CREATE TABLE jobs (id INT NOT NULL AUTO_INCREMENT PRIMARY KEY, line $type, payload TEXT, attempt INT, locked_until DATETIME)");
+		must('describe', $url, 'jobs', qw(--id id --payload payload --attempt attempt --partition-key line --create-index), @{ $FORM{$form} });
+		sql('INSERT INTO jobs (line) VALUES ' . join(', ', map { "($_), (NULL), ($_)" } @keys));
+		sql('CREATE TABLE key_of AS SELECT id, line FROM jobs');
+		subscribe($EFFECT, '--workers', 2);
+		ok(work_together(1), "$form: keys of type $type");
+		is(sql('SELECT COUNT(*), COUNT(DISTINCT id) FROM effect'), join(' ', (3 * @keys) x 2), '.. each row once');
+		is(sql('SELECT COUNT(*) FROM effect AS a JOIN key_of AS k ON k.id = a.id JOIN effect AS b JOIN key_of AS l ON l.id = b.id AND CAST(l.line AS BINARY) = CAST(k.line AS BINARY)'
+			  . ' WHERE a.id < b.id AND a.number > b.number'), 0, '.. in order');
+	}
+}
+
+# The first row of a key that somebody else has locked keeps the later ones, and no other key.
+for my $form (qw(row_lock lease))
+{
+	new_queue($form, qw(--partition-key account));
+	sql("INSERT INTO jobs (id, account) SELECT seq, 'a' FROM seq_1_to_40; INSERT INTO jobs (id, account) VALUES (41, 'b'), (42, NULL)");
+	subscribe($EFFECT);
+	my $other = $server->session;
+	$other->do('START TRANSACTION');
+	$other->do('SELECT id FROM jobs WHERE id IN (1, 42) FOR UPDATE');
+	is((work())[0], 0, "$form: the first rows are locked elsewhere");
+	is(sql('SELECT GROUP_CONCAT(id) FROM effect'), 41, '.. behind one no other of its key is taken, but others are');
+	$other->do('COMMIT');
+	work();
+	is(sql('SELECT GROUP_CONCAT(id ORDER BY number) = CONCAT(41, ",", GROUP_CONCAT(IF(id = 41, NULL, id) ORDER BY id)), COUNT(*) FROM effect'), '1 42', '.. until they are let go');
+	$other->close;
+}
+# The same of a key of its own, in the advisory lock form.
+new_queue('row_lock');
+must('describe', $url, 'jobs', qw(--id id --payload payload --attempt attempt --partition-key account --lock-key {payload} --create-index));
+sql("INSERT INTO jobs (id, account, payload) SELECT seq, 'a', IF(seq = 1, 'taken', seq) FROM seq_1_to_40; INSERT INTO jobs (id, account, payload) VALUES (41, 'b', 'x')");
+subscribe($EFFECT);
+$session->do("SELECT GET_LOCK('app.taken', 0)");
+is((work())[0], 0, 'advisory_lock: the key of the first row is held elsewhere');
+is(sql('SELECT GROUP_CONCAT(id) FROM effect'), 41, '.. behind it no other of its partition key is taken, but others are');
+$session->do("SELECT RELEASE_LOCK('app.taken')");
+work();
+is(sql('SELECT GROUP_CONCAT(id ORDER BY number) = CONCAT(41, ",", GROUP_CONCAT(IF(id = 41, NULL, id) ORDER BY id)), COUNT(*) FROM effect'), '1 41', '.. until it is free');
+
+new_queue('row_lock', qw(--partition-key account));
+sql("INSERT INTO jobs (account, payload) VALUES ('a', 'x'), (NULL, 'y')");
+subscribe("$EFFECT; SELECT IF(:attempt = 1, RELEASE_ALL_LOCKS(), 0)", '--retry-delay', '10ms');
+work();
+is(sql('SELECT GROUP_CONCAT(CONCAT(id, attempt) ORDER BY id) FROM effect'), '12,22', 'a handler that lets its partition key go has failed');
+is(sql('SELECT COUNT(*) FROM ruststream_failure WHERE message LIKE "%released the lock of its partition key"'), 2, '.. and is told why');
 
 # -------------------------------------------------------------- advisory keys
 

@@ -121,7 +121,7 @@ check_table(const rs_table *table)
 	static const char *const moved[] = {"id", "order", "locked_until"};
 	const rs_destination dead = {
 		.schema = "main", .name = "dead", .columns = moved, .column_count = 3};
-	char text[8192];
+	char text[12288];
 
 	run("DROP TABLE IF EXISTS \"a \"\"queue\"");
 	run("CREATE TABLE \"a \"\"queue\" (id INTEGER PRIMARY KEY, \"grou\"\"p\" TEXT, priority "
@@ -149,10 +149,74 @@ check_table(const rs_table *table)
 	}
 }
 
+/* Does a take of this row, whose key is "k", return it? */
+static bool
+takes(const rs_table *table, int id)
+{
+	char text[12288];
+	char key[16];
+	rs_statement rendered =
+		rs_statement_render(RS_DIALECT_SQLITE, RS_OP_TAKE_ROW, 0, table, NULL, text, sizeof(text));
+	sqlite3_stmt *statement;
+	bool found;
+
+	(void) snprintf(key, sizeof(key), "key-%d", id);
+	if (sqlite3_prepare_v2(db, text, -1, &statement, NULL) != SQLITE_OK)
+	{
+		complain(text, sqlite3_errmsg(db));
+		return false;
+	}
+	for (int i = 0; i < rendered.parameter_count; i++)
+	{
+		if (rendered.parameters[i] == RS_PARAM_ID)
+			(void) sqlite3_bind_int(statement, i + 1, id);
+		else
+			(void) sqlite3_bind_text(statement, i + 1,
+									 rendered.parameters[i] == RS_PARAM_KEY   ? key
+									 : rendered.parameters[i] == RS_PARAM_NOW ? "2026-01-01"
+																			  : "k",
+									 -1, SQLITE_TRANSIENT);
+	}
+	found = sqlite3_step(statement) == SQLITE_ROW;
+	(void) sqlite3_finalize(statement);
+	return found;
+}
+
+/*
+ * A candidate of the advisory lock form may be there because an earlier row of its partition key
+ * has come back while it was looked for: it is not taken.
+ */
+static void
+test_takes(void)
+{
+	rs_table table = {.schema = "main",
+					  .name = "lines",
+					  .lock_key = "key-{id}",
+					  .column = {[RS_ROLE_ID] = "id", [RS_ROLE_PARTITION_KEY] = "partition"}};
+
+	run("CREATE TABLE lines (id INTEGER PRIMARY KEY, partition TEXT, priority INTEGER,"
+		" retry_after TEXT, attempt INTEGER);"
+		"INSERT INTO lines (id, partition, priority, retry_after) VALUES (1, 'k', NULL, '2030'),"
+		" (2, 'other', NULL, NULL), (3, 'k', 2, '2025'), (4, 'k', 2, NULL), (5, 'k', 1, '2025'),"
+		" (6, NULL, 9, NULL), (7, NULL, 9, NULL)");
+	ok(takes(&table, 1) && !takes(&table, 3) && !takes(&table, 5), "a take of the first id only");
+	ok(takes(&table, 7), "of a row without a partition key any may be taken");
+	table.column[RS_ROLE_RETRY_AFTER] = "retry_after";
+	ok(takes(&table, 4) && !takes(&table, 3) && !takes(&table, 1) && !takes(&table, 5),
+	   "with delays of the first one without");
+	table.column[RS_ROLE_PRIORITY] = "priority";
+	ok(takes(&table, 5) && !takes(&table, 4) && !takes(&table, 3) && !takes(&table, 1),
+	   "with priorities of the lowest that is due");
+	run("UPDATE lines SET priority = NULL, retry_after = '2025' WHERE id = 1");
+	table.column[RS_ROLE_ATTEMPT] = "attempt";
+	ok(takes(&table, 1) && !takes(&table, 5), "or of the row that has come due");
+}
+
 int
 main(void)
 {
-	static const char *const functions[] = {"ruststream_is_held", "ruststream_key_is_held",
+	static const char *const functions[] = {"ruststream_is_held", "ruststream_held_id",
+											"ruststream_key_is_held",
 											"ruststream_partition_is_held"};
 	static const rs_role optional[] = {RS_ROLE_GROUP,       RS_ROLE_PRIORITY, RS_ROLE_PARTITION_KEY,
 									   RS_ROLE_RETRY_AFTER, RS_ROLE_ATTEMPT,  RS_ROLE_PROCESSED_AT,
@@ -162,7 +226,7 @@ main(void)
 
 	if (sqlite3_open(":memory:", &db) != SQLITE_OK)
 		return 2;
-	for (int i = 0; i < 3; i++)
+	for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++)
 		(void) sqlite3_create_function(db, functions[i], 1, SQLITE_UTF8, NULL, never_held, NULL,
 									   NULL);
 	run("CREATE TABLE dead (id INTEGER PRIMARY KEY, \"order\" TEXT, locked_until TEXT)");
@@ -186,6 +250,7 @@ main(void)
 			tables++;
 		}
 	}
+	test_takes();
 	(void) sqlite3_close(db);
 	(void) snprintf(name, sizeof(name), "%d statements of %d tables neither sort nor scan a queue",
 					statements, tables);
