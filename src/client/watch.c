@@ -321,7 +321,7 @@ rs_watch_begin(rs_watch *watch, rs_session *session, const rs_value *id, const c
 	watch->announced[0] = '\0';
 	if (token != NULL)
 	{
-		(void) snprintf(watch->token, sizeof(watch->token), "%s", token);
+		memcpy(watch->token, token, strlen(token) + 1);
 		watch->lease = lease;
 		watch->next_extension = now + lease / 2;
 		begun = keep_id(watch, id);
