@@ -339,6 +339,18 @@ claim_of_keys(claiming *claim)
 
 /* ------------------------------------------------------------------- claims */
 
+/* The one statement that claims: in the row lock form the handler is next, found or not. */
+static rs_result
+claim_once(claiming *claim)
+{
+	rs_result result;
+
+	claim->session->marks_claim = rs_table_form(&claim->plan->table) == RS_FORM_ROW_LOCK;
+	result = claim_head(claim, rs_table_lines(&claim->plan->table) == RS_LINES_NONE);
+	claim->session->marks_claim = false;
+	return result;
+}
+
 static rs_result
 claim_of_group(claiming *claim)
 {
@@ -346,7 +358,7 @@ claim_of_group(claiming *claim)
 	rs_result result = guard_group(&claim->session->base, &claim->plan->table,
 								   claim->plan->subscription.group_name, &guarded);
 
-	return result == RS_DONE && guarded ? claim_head(claim, false) : result;
+	return result == RS_DONE && guarded ? claim_once(claim) : result;
 }
 
 rs_result
@@ -363,7 +375,7 @@ rs_postgres_claim(rs_session *base, struct rs_plan *plan, rs_value *values, rs_r
 		case RS_LINES_PARTITION_KEY:
 			return claim_of_keys(&claim);
 		default:
-			return claim_head(&claim, true);
+			return claim_once(&claim);
 	}
 }
 
