@@ -33,6 +33,7 @@ struct rs_arena
 extern void *rs_alloc(rs_arena *arena, size_t size);                           /* zeroed */
 extern char *rs_copy(rs_arena *arena, const char *text);                       /* NULL gives NULL */
 extern char *rs_copy_bytes(rs_arena *arena, const char *bytes, size_t length); /* terminated */
+extern char *rs_copy_integer(rs_arena *arena, int64_t number);                 /* its digits */
 extern char *rs_print(rs_arena *arena, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 extern rs_value rs_copy_value(rs_arena *arena, const rs_value *value);
@@ -202,6 +203,9 @@ extern const char *rs_missing_index(rs_plan *plan, rs_index index);
 /* How many statements an operation has here, and one of them; NULL: out of memory. */
 extern int rs_plan_count(const rs_plan *plan, rs_operation operation);
 extern const rs_command *rs_plan_command(rs_plan *plan, rs_operation operation, int index);
+
+/* Does any of its statements take this parameter?  Where it cannot be said, it does. */
+extern bool rs_plan_takes(rs_plan *plan, rs_operation operation, rs_parameter parameter);
 
 /* Execute statement number index with its share of values[], which is by rs_parameter. */
 extern rs_result rs_plan_run(rs_session *session, rs_plan *plan, rs_operation operation, int index,

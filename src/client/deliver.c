@@ -125,7 +125,7 @@ rs_keep_row(void *arg, const rs_value *columns, int count)
 	switch (work->id.kind)
 	{
 		case RS_INTEGER:
-			delivery->id = rs_print(arena, "%lld", (long long) work->id.integer);
+			delivery->id = rs_copy_integer(arena, work->id.integer);
 			break;
 		case RS_REAL:
 			delivery->id = rs_print(arena, "%.17g", work->id.real);

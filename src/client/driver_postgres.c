@@ -5,7 +5,7 @@
  *
  * A delivery asks for few round trips: what stands around our statements (BEGIN, the
  * savepoint, settings, the clock) travels as one text wherever nothing of the
- * user's runs in between.
+ * user's runs in between, or behind the claim, in a pipeline.
  *
  * Our statements are kept prepared and planned with what would scan or sort a queue disabled,
  * whatever the statistics said when they were planned.  These settings are on (plans_our_way) while
@@ -34,6 +34,13 @@
 #define NOW                                                                                        \
 	"SELECT (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())"                          \
 	" OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8"
+
+/* Both in one statement, which is kept prepared: to plan the clock's costs more than to read it. */
+#define NOW_AND_OUR_WAY                                                                            \
+	NOW ", pg_catalog.set_config('enable_seqscan', 'off', true),"                                  \
+		" pg_catalog.set_config('enable_sort', 'off', true),"                                      \
+		" pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', true)"
+#define OUR_WAY_SIZE sizeof(OUR_WAY NOW)
 
 /* A handler may keep its transaction waiting, and a worker be idle, for as long as need be. */
 #define SET_UP "SET idle_in_transaction_session_timeout = 0; "
@@ -171,6 +178,21 @@ rs_postgres_run(rs_postgres_session *session, const char *text)
 	}
 	PQclear(result);
 	return code;
+}
+
+/*
+ * The text that reads the clock and turns our way on: by the statement that is kept since the last
+ * begin, unless a pooler is in between, which may know prepared statements by other names.
+ */
+static void
+write_our_way(const rs_postgres_session *session, char text[OUR_WAY_SIZE])
+{
+	const rs_postgres_kept *kept = &session->kept[RS_SLOT_OUR_WAY];
+
+	if (kept->text == NULL || session->is_pooled)
+		(void) snprintf(text, OUR_WAY_SIZE, "%s", OUR_WAY NOW);
+	else
+		(void) snprintf(text, OUR_WAY_SIZE, "EXECUTE ruststream_%u", kept->number);
 }
 
 rs_result
@@ -383,6 +405,8 @@ begin_text(rs_purpose purpose, const rs_table *table)
  *
  * Above READ COMMITTED the clock is read before the transaction, so that the claim is the
  * statement that takes its snapshot.
+ *
+ * In the row lock form the savepoint comes along with the claim, where that is one statement.
  */
 static rs_result
 begin(rs_session *base, rs_purpose purpose, const rs_table *table)
@@ -391,7 +415,10 @@ begin(rs_session *base, rs_purpose purpose, const rs_table *table)
 	bool handler_first = purpose == RS_FOR_DELIVERY && rs_table_form(table) != RS_FORM_ROW_LOCK;
 	bool takes_snapshot = level_of(session, purpose, table) != RS_ISOLATION_READ_COMMITTED;
 	bool resets = session->needs_reset;
+	bool reads_now = !takes_snapshot && !handler_first;
 	int64_t now = 0;
+	char name[32];
+	char our_way[OUR_WAY_SIZE] = OUR_WAY;
 	char text[1536];
 	rs_result result = RS_DONE;
 
@@ -407,12 +434,15 @@ begin(rs_session *base, rs_purpose purpose, const rs_table *table)
 		result = rs_postgres_run(session, NOW);
 		now = session->now;
 	}
+	else if (reads_now && !session->is_pooled)
+		result = rs_postgres_prepare(session, RS_SLOT_OUR_WAY, NOW_AND_OUR_WAY, 0, NULL, name);
 	if (result != RS_DONE)
 		return result;
-	(void) snprintf(text, sizeof(text), "%s%s%s%s%s", resets ? "RESET ROLE; RESET ALL; " : "",
+	if (reads_now)
+		write_our_way(session, our_way);
+	(void) snprintf(text, sizeof(text), "%s%s%s%s", resets ? "RESET ROLE; RESET ALL; " : "",
 					resets ? set_up_text(session->connection) : "", begin_text(purpose, table),
-					handler_first ? "SAVEPOINT ruststream_handler" : OUR_WAY,
-					handler_first || takes_snapshot ? "" : NOW);
+					handler_first ? "SAVEPOINT ruststream_handler" : our_way);
 	result = rs_postgres_run(session, text);
 	session->in_transaction = result == RS_DONE;
 	session->plans_our_way = result == RS_DONE && !handler_first;
@@ -502,9 +532,11 @@ savepoint(rs_session *base)
 {
 	rs_postgres_session *session = rs_postgres_of(base);
 
+	if (session->mark != NULL)
+		return RS_DONE; /* it came with the claim */
 	session->plans_our_way = false;
-	session->mark = "ruststream_claim";
-	return rs_postgres_run(session, THEIR_WAY "SAVEPOINT ruststream_claim");
+	session->mark = RS_POSTGRES_CLAIM_MARK;
+	return rs_postgres_run(session, THEIR_WAY RS_POSTGRES_SAVEPOINT);
 }
 
 static rs_result
@@ -514,7 +546,8 @@ rollback_to(rs_session *base)
 	rs_result result =
 		rs_postgres_has_ended(session)
 			? rs_postgres_refuse_ended(session)
-			: rs_postgres_run(session, "ROLLBACK TO SAVEPOINT ruststream_claim; " OUR_WAY NOW);
+			: rs_postgres_run(session,
+							  "ROLLBACK TO SAVEPOINT " RS_POSTGRES_CLAIM_MARK "; " OUR_WAY NOW);
 
 	session->plans_our_way = result == RS_DONE;
 	return result;
@@ -522,20 +555,24 @@ rollback_to(rs_session *base)
 
 /*
  * Deferred constraints fire in front of the mark, so that what they refuse is the handler's
- * failure.  Where the mark is gone, the transaction is not the one that the delivery began.
+ * failure.  Where the mark is gone, the transaction is not the one that the delivery began.  The
+ * time is what a row that is kept is marked with; one that is deleted needs none.
  */
 static rs_result
 check_writes(rs_session *base)
 {
 	rs_postgres_session *session = rs_postgres_of(base);
+	bool reads_now = base->table != NULL && base->table->column[RS_ROLE_PROCESSED_AT] != NULL;
+	char our_way[OUR_WAY_SIZE] = OUR_WAY;
 	char text[1024];
 	rs_result result;
 
 	if (rs_postgres_has_ended(session))
 		return rs_postgres_refuse_ended(session);
-	(void) snprintf(text, sizeof(text),
-					"SET CONSTRAINTS ALL IMMEDIATE; RELEASE SAVEPOINT %s; %s" OUR_WAY NOW,
-					session->mark, session->needs_reset ? "RESET ROLE; " : "");
+	if (reads_now)
+		write_our_way(session, our_way);
+	(void) snprintf(text, sizeof(text), "SET CONSTRAINTS ALL IMMEDIATE; RELEASE SAVEPOINT %s; %s%s",
+					session->mark, session->needs_reset ? "RESET ROLE; " : "", our_way);
 	result = rs_postgres_run(session, text);
 	session->plans_our_way = result == RS_DONE;
 	if (result == RS_FAILED &&

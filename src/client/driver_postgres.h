@@ -65,7 +65,10 @@ enum
 	RS_SLOT_UNLOCK,
 	RS_SLOT_IS_HELD,
 	RS_SLOT_GUARD,
-	RS_SLOT_TRY_KEY
+	RS_SLOT_TRY_KEY,
+	RS_SLOT_OUR_WAY,
+	RS_SLOT_THEIR_WAY,
+	RS_SLOT_SAVEPOINT
 };
 
 typedef struct rs_postgres_session
@@ -86,6 +89,7 @@ typedef struct rs_postgres_session
 	bool plans_our_way;             /* the settings that our statements are planned with are on */
 	bool needs_reset;               /* a handler that is SQL has run: its settings are to go .. */
 	bool was_reset;                 /* .. and have gone, if this transaction commits */
+	bool marks_claim;               /* a claim's statement: the savepoint is to follow it */
 	const char *mark;               /* the savepoint in front of the handler, or NULL */
 	bool has_now;                   /* the clock was read along with the last statement */
 	int64_t now;
@@ -124,6 +128,13 @@ extern rs_result rs_postgres_fail(rs_postgres_session *session, const PGresult *
 extern rs_result rs_postgres_run(rs_postgres_session *session, const char *text);
 /* Have the planner's settings as our own statements want them. */
 extern rs_result rs_postgres_plan_our_way(rs_postgres_session *session);
+/* What follows a claim of the row lock form, as statements that can be kept prepared. */
+#define RS_POSTGRES_THEIR_WAY                                                                      \
+	"SELECT pg_catalog.set_config('enable_seqscan', NULL, true),"                                  \
+	" pg_catalog.set_config('enable_sort', NULL, true),"                                           \
+	" pg_catalog.set_config('plan_cache_mode', NULL, true)"
+#define RS_POSTGRES_CLAIM_MARK "ruststream_claim"
+#define RS_POSTGRES_SAVEPOINT "SAVEPOINT " RS_POSTGRES_CLAIM_MARK
 /* The transaction that we began is over: a handler has ended it. */
 extern bool rs_postgres_has_ended(const rs_postgres_session *session);
 extern rs_result rs_postgres_refuse_ended(rs_postgres_session *session);
@@ -138,6 +149,9 @@ extern rs_result rs_postgres_execute(rs_session *base, const rs_command *command
 									 void *arg, int64_t *affected);
 extern void rs_postgres_forget_statements(rs_session *base);
 extern rs_result rs_postgres_no_memory(rs_postgres_session *session);
+/* The statement of a slot, prepared under a name that was never used in this session. */
+extern rs_result rs_postgres_prepare(rs_postgres_session *session, int slot, const char *text,
+									 int count, const Oid *types, char name[32]);
 /*
  * Send one statement with values in their text form (or binary, by formats) and types (NULL:
  * whatever the statement makes of them), kept prepared in its slot, if it has one.  The result is

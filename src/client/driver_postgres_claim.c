@@ -339,6 +339,18 @@ claim_of_keys(claiming *claim)
 
 /* ------------------------------------------------------------------- claims */
 
+/* The one statement that claims: in the row lock form the handler is next, found or not. */
+static rs_result
+claim_once(claiming *claim)
+{
+	rs_result result;
+
+	claim->session->marks_claim = rs_table_form(&claim->plan->table) == RS_FORM_ROW_LOCK;
+	result = claim_head(claim, rs_table_lines(&claim->plan->table) == RS_LINES_NONE);
+	claim->session->marks_claim = false;
+	return result;
+}
+
 static rs_result
 claim_of_group(claiming *claim)
 {
@@ -346,7 +358,7 @@ claim_of_group(claiming *claim)
 	rs_result result = guard_group(&claim->session->base, &claim->plan->table,
 								   claim->plan->subscription.group_name, &guarded);
 
-	return result == RS_DONE && guarded ? claim_head(claim, false) : result;
+	return result == RS_DONE && guarded ? claim_once(claim) : result;
 }
 
 rs_result
@@ -365,7 +377,7 @@ rs_postgres_claim(rs_session *base, struct rs_plan *plan, rs_value *values, rs_r
 		default:
 			if (values[RS_PARAM_LIMIT].integer > 1)
 				return rs_postgres_claim_batch(base, plan, values, row, arg);
-			return claim_head(&claim, true);
+			return claim_once(&claim);
 	}
 }
 

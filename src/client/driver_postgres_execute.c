@@ -228,10 +228,9 @@ put_value(rs_postgres_session *session, parameters *into, int n, const rs_value 
 
 /* ------------------------------------------------------------- statements */
 
-/* The statement of a slot, prepared under a name that was never used in this session. */
-static rs_result
-prepare(rs_postgres_session *session, int slot, const char *text, int count, const Oid *types,
-		char name[32])
+rs_result
+rs_postgres_prepare(rs_postgres_session *session, int slot, const char *text, int count,
+					const Oid *types, char name[32])
 {
 	rs_postgres_kept *kept = &session->kept[slot];
 	PGresult *result;
@@ -278,7 +277,7 @@ rs_postgres_send(rs_postgres_session *session, const char *text, int slot, int c
 	session->has_now = false;
 	if (slot >= 0 && !session->loses_statements)
 	{
-		*code = prepare(session, slot, text, count, types, name);
+		*code = rs_postgres_prepare(session, slot, text, count, types, name);
 		if (*code != RS_DONE)
 			return NULL;
 		result = PQexecPrepared(session->connection, name, count, values, lengths, formats,
@@ -294,6 +293,100 @@ rs_postgres_send(rs_postgres_session *session, const char *text, int slot, int c
 	*code = rs_postgres_fail(session, result);
 	PQclear(result);
 	return NULL;
+}
+
+/* --------------------------------------------------- a claim, and what follows it */
+
+#define MARKED_COUNT 3
+
+/* One statement of a pipeline, which is kept prepared unless nothing can be. */
+static bool
+queue(rs_postgres_session *session, const char *text, const char *name, int count,
+	  const parameters *given)
+{
+	if (session->loses_statements)
+		return PQsendQueryParams(session->connection, text, count, NULL, given->values,
+								 given->lengths, given->formats, 0) == 1;
+	return PQsendQueryPrepared(session->connection, name, count, given->values, given->lengths,
+							   given->formats, 0) == 1;
+}
+
+/*
+ * What a pipeline returns, to its end: the first result, and the one that failed, or NULL.  A
+ * connection that is lost returns nothing any more.
+ */
+static void
+read_pipeline(PGconn *connection, PGresult **first, PGresult **failed)
+{
+	int nothing = 0;
+
+	*first = NULL;
+	*failed = NULL;
+	while (nothing < 2)
+	{
+		PGresult *result = PQgetResult(connection);
+		ExecStatusType status = PQresultStatus(result);
+
+		nothing = result == NULL ? nothing + 1 : 0;
+		if (status == PGRES_FATAL_ERROR && result != NULL && *failed == NULL)
+			*failed = result;
+		else if (*first == NULL && (status == PGRES_TUPLES_OK || status == PGRES_COMMAND_OK))
+			*first = result;
+		else
+			PQclear(result);
+		if (status == PGRES_PIPELINE_SYNC)
+			return;
+	}
+}
+
+/*
+ * A claim of the row lock form, and in the same round trip what stands in front of a handler: their
+ * settings, and the savepoint.  Nothing of the user's runs in it.
+ */
+static PGresult *
+send_marked(rs_postgres_session *session, const rs_command *command, int count,
+			const parameters *given, rs_result *code)
+{
+	static const parameters none;
+	PGconn *connection = session->connection;
+	const char *texts[MARKED_COUNT] = {command->text, RS_POSTGRES_THEIR_WAY, RS_POSTGRES_SAVEPOINT};
+	const int slots[MARKED_COUNT] = {command->slot, RS_SLOT_THEIR_WAY, RS_SLOT_SAVEPOINT};
+	char names[MARKED_COUNT][32];
+	PGresult *first;
+	PGresult *failed;
+
+	*code = RS_DONE;
+	session->has_now = false;
+	for (int i = 0; i < MARKED_COUNT && *code == RS_DONE && !session->loses_statements; i++)
+		*code =
+			rs_postgres_prepare(session, slots[i], texts[i], i == 0 ? count : 0, NULL, names[i]);
+	if (*code != RS_DONE)
+		return NULL;
+
+	if (PQenterPipelineMode(connection) != 1)
+		*code = rs_postgres_fail(session, NULL);
+	for (int i = 0; i < MARKED_COUNT && *code == RS_DONE; i++)
+	{
+		if (!queue(session, texts[i], names[i], i == 0 ? count : 0, i == 0 ? given : &none))
+			*code = rs_postgres_fail(session, NULL);
+	}
+	/* Whoever is left in a pipeline here is closed by the rollback. */
+	if (*code == RS_DONE && PQpipelineSync(connection) != 1)
+		*code = rs_postgres_fail(session, NULL);
+	if (*code != RS_DONE)
+		return NULL;
+	read_pipeline(connection, &first, &failed);
+	if (failed != NULL || first == NULL || PQexitPipelineMode(connection) != 1)
+	{
+		*code = rs_postgres_fail(session, failed);
+		(void) PQexitPipelineMode(connection);
+		PQclear(failed);
+		PQclear(first);
+		return NULL;
+	}
+	session->plans_our_way = false;
+	session->mark = RS_POSTGRES_CLAIM_MARK;
+	return first;
 }
 
 static bool
@@ -329,7 +422,7 @@ rs_postgres_execute(rs_session *base, const rs_command *command, const rs_value 
 	bool is_planned = is_ours && !is_of(command->slot, RS_OP_PUBLISH);
 	bool wraps = returns_times(command->slot) && !session->in_transaction;
 	parameters given;
-	PGresult *result;
+	PGresult *result = NULL;
 	rs_result code = RS_DONE;
 
 	if (rs_postgres_has_ended(session))
@@ -347,13 +440,14 @@ rs_postgres_execute(rs_session *base, const rs_command *command, const rs_value 
 		if (command->parameters[i] == RS_PARAM_HELD)
 			given.values[i] = held_array(session);
 	}
-	result =
-		session->scratch.is_exhausted
-			? NULL
-			: rs_postgres_send(session, command->text, command->slot, count, NULL, given.values,
-							   given.lengths, given.formats, returns_times(command->slot), &code);
 	if (session->scratch.is_exhausted)
 		code = rs_postgres_no_memory(session);
+	else if (session->marks_claim)
+		result = send_marked(session, command, count, &given, &code);
+	else
+		result =
+			rs_postgres_send(session, command->text, command->slot, count, NULL, given.values,
+							 given.lengths, given.formats, returns_times(command->slot), &code);
 	if (result != NULL)
 	{
 		if (is_claim(command->slot))

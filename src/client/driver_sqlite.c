@@ -321,12 +321,21 @@ enum
 	SLOT_ROLLBACK
 };
 
+/* A slot of these has the same text for ever, and no values. */
 static rs_result
 run_kept(rs_session *base, int slot, const char *text)
 {
-	const rs_command command = {.text = text, .slot = slot};
+	rs_sqlite_session *session = of(base);
+	rs_result result = RS_DONE;
 
-	return rs_sqlite_execute(base, &command, NULL, 0, NULL, NULL, NULL);
+	if (session->kept[slot] == NULL &&
+		sqlite3_prepare_v3(session->db, text, -1, SQLITE_PREPARE_PERSISTENT, &session->kept[slot],
+						   NULL) != SQLITE_OK)
+		return rs_sqlite_fail(session);
+	if (sqlite3_step(session->kept[slot]) != SQLITE_DONE)
+		result = rs_sqlite_fail(session);
+	(void) sqlite3_reset(session->kept[slot]);
+	return result;
 }
 
 static rs_result

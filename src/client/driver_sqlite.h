@@ -27,6 +27,18 @@
 /* Statements of a handler that are kept prepared. */
 #define RS_MAX_HANDLER_STATEMENTS 16
 
+/* A statement of a handler, prepared. */
+typedef struct rs_sqlite_handler_statement
+{
+	sqlite3_stmt *statement;
+	size_t end; /* where in the handler's text it ends */
+	/* The numbers of :id, :payload, :attempt and :headers; 0: it has none such. */
+	int id;
+	int payload;
+	int attempt;
+	int headers;
+} rs_sqlite_handler_statement;
+
 typedef struct rs_sqlite_session
 {
 	rs_session base;
@@ -38,8 +50,7 @@ typedef struct rs_sqlite_session
 
 	/* A handler that is SQL: its statements, and what it has answered. */
 	char *handler;
-	sqlite3_stmt *handler_statements[RS_MAX_HANDLER_STATEMENTS];
-	size_t handler_ends[RS_MAX_HANDLER_STATEMENTS]; /* where in the text each of them ends */
+	rs_sqlite_handler_statement handler_statements[RS_MAX_HANDLER_STATEMENTS];
 	int handler_count;
 	rs_answer *answer; /* while it runs */
 
@@ -54,6 +65,8 @@ extern rs_result rs_sqlite_fail(rs_sqlite_session *session);
 extern rs_result rs_sqlite_run(rs_sqlite_session *session, const char *text);
 
 /* driver_sqlite_statement.c */
+/* Bind parameter number n; what it points to must last until the bindings are cleared. */
+extern int rs_sqlite_bind(sqlite3_stmt *statement, int n, const rs_value *value);
 extern rs_result rs_sqlite_execute(rs_session *base, const rs_command *command,
 								   const rs_value *values, int count, rs_row_callback row,
 								   void *arg, int64_t *affected);

@@ -268,7 +268,7 @@ void
 rs_sqlite_forget_handler(rs_sqlite_session *session)
 {
 	for (int i = 0; i < session->handler_count; i++)
-		(void) sqlite3_finalize(session->handler_statements[i]);
+		(void) sqlite3_finalize(session->handler_statements[i].statement);
 	session->handler_count = 0;
 	free(session->handler);
 	session->handler = NULL;
@@ -306,47 +306,22 @@ rs_sqlite_check_handler(rs_session *base, const char *handler)
 	return RS_DONE;
 }
 
-static void
-bind_named(sqlite3_stmt *statement, const char *name, const rs_value *value)
-{
-	int n = sqlite3_bind_parameter_index(statement, name);
-
-	if (n == 0)
-		return;
-	switch (value->kind)
-	{
-		case RS_INTEGER:
-			(void) sqlite3_bind_int64(statement, n, value->integer);
-			break;
-		case RS_REAL:
-			(void) sqlite3_bind_double(statement, n, value->real);
-			break;
-		case RS_TEXT:
-			(void) sqlite3_bind_text64(statement, n, value->text, value->length, SQLITE_STATIC,
-									   SQLITE_UTF8);
-			break;
-		case RS_BYTES:
-			(void) sqlite3_bind_blob64(statement, n, value->text, value->length, SQLITE_STATIC);
-			break;
-		case RS_NULL:
-			(void) sqlite3_bind_null(statement, n);
-			break;
-	}
-}
-
 /* All its rows: what a statement returns is nobody's business. */
 static int
-run_statement(sqlite3_stmt *statement, const ruststream_delivery *delivery, const rs_value *id,
-			  const rs_value *payload)
+run_statement(const rs_sqlite_handler_statement *run, const ruststream_delivery *delivery,
+			  const rs_value *id, const rs_value *payload)
 {
-	const rs_value attempt = rs_value_of_integer(delivery->attempt);
-	const rs_value headers = rs_value_of_text(delivery->headers);
+	sqlite3_stmt *statement = run->statement;
 	int code;
 
-	bind_named(statement, ":id", id);
-	bind_named(statement, ":payload", payload);
-	bind_named(statement, ":attempt", &attempt);
-	bind_named(statement, ":headers", &headers);
+	if (run->id != 0)
+		(void) rs_sqlite_bind(statement, run->id, id);
+	if (run->payload != 0)
+		(void) rs_sqlite_bind(statement, run->payload, payload);
+	if (run->attempt != 0)
+		(void) sqlite3_bind_int64(statement, run->attempt, delivery->attempt);
+	if (run->headers != 0)
+		(void) sqlite3_bind_text(statement, run->headers, delivery->headers, -1, SQLITE_STATIC);
 	do
 		code = sqlite3_step(statement);
 	while (code == SQLITE_ROW);
@@ -355,23 +330,30 @@ run_statement(sqlite3_stmt *statement, const ruststream_delivery *delivery, cons
 
 /*
  * Number n of the handler's statements, prepared when it is first come to; text is where it begins,
- * and is moved behind it.  NULL with SQLITE_OK: there is none.
+ * and is moved behind it.  Without a statement and with SQLITE_OK: there is none.
  */
-static sqlite3_stmt *
+static rs_sqlite_handler_statement
 next_statement(rs_sqlite_session *session, int n, const char **text, int *code)
 {
-	sqlite3_stmt *statement = NULL;
+	rs_sqlite_handler_statement next = {NULL, 0, 0, 0, 0, 0};
 
 	*code = SQLITE_OK;
 	if (n < session->handler_count)
 	{
-		*text = session->handler + session->handler_ends[n];
+		*text = session->handler + session->handler_statements[n].end;
 		return session->handler_statements[n];
 	}
-	while (statement == NULL && **text != '\0' && *code == SQLITE_OK)
-		*code =
-			sqlite3_prepare_v3(session->db, *text, -1, SQLITE_PREPARE_PERSISTENT, &statement, text);
-	return statement;
+	while (next.statement == NULL && **text != '\0' && *code == SQLITE_OK)
+		*code = sqlite3_prepare_v3(session->db, *text, -1, SQLITE_PREPARE_PERSISTENT,
+								   &next.statement, text);
+	if (next.statement == NULL)
+		return next;
+	next.end = (size_t) (*text - session->handler);
+	next.id = sqlite3_bind_parameter_index(next.statement, ":id");
+	next.payload = sqlite3_bind_parameter_index(next.statement, ":payload");
+	next.attempt = sqlite3_bind_parameter_index(next.statement, ":attempt");
+	next.headers = sqlite3_bind_parameter_index(next.statement, ":headers");
+	return next;
 }
 
 static rs_result
@@ -384,31 +366,30 @@ run_handler(rs_sqlite_session *session, const ruststream_delivery *delivery, con
 
 	for (int n = 0; result == RS_DONE; n++)
 	{
-		sqlite3_stmt *statement = next_statement(session, n, &text, &code);
+		rs_sqlite_handler_statement run = next_statement(session, n, &text, &code);
 		bool is_kept = n < session->handler_count;
 
-		if (statement == NULL && code == SQLITE_OK)
+		if (run.statement == NULL && code == SQLITE_OK)
 			break;
-		if (statement != NULL)
-			code = run_statement(statement, delivery, id, payload);
+		if (run.statement != NULL)
+			code = run_statement(&run, delivery, id, payload);
 		if (code != SQLITE_DONE)
 			result = rs_sqlite_fail(session);
 		/* Kept in order, so that one that cannot be kept is the end of those that are. */
-		if (!is_kept && statement != NULL && n == session->handler_count &&
+		if (!is_kept && run.statement != NULL && n == session->handler_count &&
 			n < RS_MAX_HANDLER_STATEMENTS)
 		{
-			session->handler_statements[n] = statement;
-			session->handler_ends[n] = (size_t) (text - session->handler);
+			session->handler_statements[n] = run;
 			session->handler_count++;
 			is_kept = true;
 		}
 		if (is_kept)
 		{
-			(void) sqlite3_reset(statement);
-			(void) sqlite3_clear_bindings(statement);
+			(void) sqlite3_reset(run.statement);
+			(void) sqlite3_clear_bindings(run.statement);
 		}
 		else
-			(void) sqlite3_finalize(statement);
+			(void) sqlite3_finalize(run.statement);
 	}
 	return result;
 }

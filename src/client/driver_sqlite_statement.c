@@ -9,36 +9,33 @@
 
 #include <string.h>
 
+int
+rs_sqlite_bind(sqlite3_stmt *statement, int n, const rs_value *value)
+{
+	switch (value->kind)
+	{
+		case RS_INTEGER:
+			return sqlite3_bind_int64(statement, n, value->integer);
+		case RS_REAL:
+			return sqlite3_bind_double(statement, n, value->real);
+		case RS_TEXT:
+			return sqlite3_bind_text64(statement, n, value->text, value->length, SQLITE_STATIC,
+									   SQLITE_UTF8);
+		case RS_BYTES:
+			return value->length == 0 ? sqlite3_bind_zeroblob(statement, n, 0)
+									  : sqlite3_bind_blob64(statement, n, value->text,
+															value->length, SQLITE_STATIC);
+		default:
+			return sqlite3_bind_null(statement, n);
+	}
+}
+
 static rs_result
 bind(rs_sqlite_session *session, sqlite3_stmt *statement, const rs_value *values, int count)
 {
 	for (int i = 0; i < count; i++)
 	{
-		const rs_value *value = &values[i];
-		int code = SQLITE_OK;
-
-		switch (value->kind)
-		{
-			case RS_NULL:
-				code = sqlite3_bind_null(statement, i + 1);
-				break;
-			case RS_INTEGER:
-				code = sqlite3_bind_int64(statement, i + 1, value->integer);
-				break;
-			case RS_REAL:
-				code = sqlite3_bind_double(statement, i + 1, value->real);
-				break;
-			case RS_TEXT:
-				code = sqlite3_bind_text64(statement, i + 1, value->text, value->length,
-										   SQLITE_STATIC, SQLITE_UTF8);
-				break;
-			case RS_BYTES:
-				code = value->length == 0 ? sqlite3_bind_zeroblob(statement, i + 1, 0)
-										  : sqlite3_bind_blob64(statement, i + 1, value->text,
-																value->length, SQLITE_STATIC);
-				break;
-		}
-		if (code != SQLITE_OK)
+		if (rs_sqlite_bind(statement, i + 1, &values[i]) != SQLITE_OK)
 			return rs_sqlite_fail(session);
 	}
 	return RS_DONE;
@@ -152,7 +149,8 @@ rs_sqlite_execute(rs_session *base, const rs_command *command, const rs_value *v
 	{
 		/* The values are the caller's, and gone by the next time. */
 		(void) sqlite3_reset(statement);
-		(void) sqlite3_clear_bindings(statement);
+		if (count > 0)
+			(void) sqlite3_clear_bindings(statement);
 	}
 	else
 		(void) sqlite3_finalize(statement);

@@ -6,7 +6,7 @@
  *
  * The main thread takes the signals.  The first SIGTERM or SIGINT stops claiming and lets
  * handlers finish; after the grace period, or at the second, they are interrupted and their rows
- * released.
+ * released.  A thread that is done wakes it by a signal, too.
  *
  *-------------------------------------------------------------------------
  */
@@ -23,6 +23,8 @@
 
 #define DEFAULT_GRACE 30000
 #define TICK_MS 100
+/* A worker's thread tells the main one that it is done. */
+#define SIGNAL_DONE SIGUSR1
 
 struct crew;
 
@@ -44,6 +46,7 @@ typedef struct hand
 typedef struct crew
 {
 	const request *asked;
+	pthread_t overseer; /* the main thread */
 	bool drains;
 	bool names_subscriptions; /* in the trace: there are several */
 	hand *hands;
@@ -161,6 +164,7 @@ work_on(void *arg)
 	me->code = code;
 	me->is_done = true;
 	pthread_mutex_unlock(&me->crew->mutex);
+	(void) pthread_kill(me->crew->overseer, SIGNAL_DONE);
 	return NULL;
 }
 
@@ -302,6 +306,8 @@ oversee(crew *all, const sigset_t *signals, int64_t grace)
 	{
 		int caught = sigtimedwait(signals, NULL, &tick);
 
+		if (caught == SIGNAL_DONE)
+			continue;
 		if (caught > 0 && deadline == 0)
 		{
 			fprintf(stderr, "%s: stopping; handlers have %lld ms to finish\n", all->asked->program,
@@ -335,6 +341,8 @@ start_and_oversee(crew *all, int64_t grace)
 	sigemptyset(&signals);
 	sigaddset(&signals, SIGTERM);
 	sigaddset(&signals, SIGINT);
+	sigaddset(&signals, SIGNAL_DONE);
+	all->overseer = pthread_self();
 	/* For every thread: the main one takes them when it is ready. */
 	pthread_sigmask(SIG_BLOCK, &signals, NULL);
 	for (int i = 0; i < all->count; i++)

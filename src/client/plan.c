@@ -43,6 +43,24 @@ rs_plan_command(rs_plan *plan, rs_operation operation, int index)
 	return command;
 }
 
+bool
+rs_plan_takes(rs_plan *plan, rs_operation operation, rs_parameter parameter)
+{
+	for (int i = 0; i < rs_plan_count(plan, operation); i++)
+	{
+		const rs_command *command = rs_plan_command(plan, operation, i);
+
+		if (command == NULL)
+			return true;
+		for (int n = 0; n < command->parameter_count; n++)
+		{
+			if (command->parameters[n] == parameter)
+				return true;
+		}
+	}
+	return false;
+}
+
 rs_result
 rs_plan_run(rs_session *session, rs_plan *plan, rs_operation operation, int index,
 			const rs_value *values, rs_row_callback row, void *arg, int64_t *affected)

@@ -101,25 +101,31 @@ rs_settle_row(rs_work *work, const rs_settlement *settlement, rs_result *result)
 	rs_value values[RS_PARAM_COUNT];
 	char now_text[RS_TIME_SIZE + 8];
 	char until[RS_TIME_SIZE + 8];
-	int64_t now;
+	bool is_delayed = settlement->outcome == RS_OUTCOME_RETRY_AFTER;
 	int64_t found = 1;
 	int count = rs_plan_count(&worker->plan, settlement->operation);
 
 	rs_worker_trace(worker, RS_STEP_SETTLE, rs_outcome_word(settlement->outcome));
 	rs_stop_lease(work);
-	*result = session->driver->now(session, &now);
-	if (*result != RS_DONE)
-		return RS_SETTLED_FAILED;
-	session->driver->format_time(now, false, now_text);
 	rs_values_of(work, values);
-	values[RS_PARAM_NOW] = rs_value_of_text(now_text);
-	if (settlement->outcome == RS_OUTCOME_RETRY_AFTER)
+	/* A row that is deleted asks for no time. */
+	if (is_delayed || rs_plan_takes(&worker->plan, settlement->operation, RS_PARAM_NOW))
 	{
-		int64_t delay = delay_of(work, settlement);
+		int64_t now;
 
-		session->driver->format_time(delay > INT64_MAX - now ? INT64_MAX : now + delay, false,
-									 until);
-		values[RS_PARAM_UNTIL] = rs_value_of_text(until);
+		*result = session->driver->now(session, &now);
+		if (*result != RS_DONE)
+			return RS_SETTLED_FAILED;
+		session->driver->format_time(now, false, now_text);
+		values[RS_PARAM_NOW] = rs_value_of_text(now_text);
+		if (is_delayed)
+		{
+			int64_t delay = delay_of(work, settlement);
+
+			session->driver->format_time(delay > INT64_MAX - now ? INT64_MAX : now + delay, false,
+										 until);
+			values[RS_PARAM_UNTIL] = rs_value_of_text(until);
+		}
 	}
 	for (int i = 0; i < count; i++)
 	{

@@ -357,7 +357,7 @@ add_lease(rs_watch *watch, const rs_value *id, const char *token, int64_t now)
 		return false;
 	lease->is_held = true;
 	lease->announced[0] = '\0';
-	(void) snprintf(lease->token, sizeof(lease->token), "%s", token);
+	memcpy(lease->token, token, strlen(token) + 1);
 	lease->next_extension = now + watch->lease / 2;
 	watch->lease_count++;
 	watch->held_count++;

@@ -501,7 +501,8 @@ prepare(ruststream_worker *worker)
 	if ((!worker->is_loaded || rs_monotonic() >= worker->next_look) &&
 		load(worker) != RUSTSTREAM_OK)
 		return RS_PROGRESS_BROKEN;
-	(void) rs_let_go(worker, rs_monotonic());
+	if (worker->held.count > 0)
+		(void) rs_let_go(worker, rs_monotonic());
 	return worker->is_paused ? RS_PROGRESS_NOTHING : RS_PROGRESS_DELIVERED;
 }
 
@@ -611,7 +612,8 @@ ruststream_worker_run(ruststream_worker *worker, ruststream_run how)
 	memset(&handle->error, 0, sizeof(handle->error));
 	while (!atomic_load(&worker->stops))
 	{
-		memset(&handle->error, 0, sizeof(handle->error));
+		if (handle->error.code != RUSTSTREAM_OK)
+			memset(&handle->error, 0, sizeof(handle->error));
 		if (!turn(worker, how))
 			break;
 	}

@@ -146,8 +146,6 @@ main(int argc, char **argv)
 		for (int i = 0; i < 4; i++)
 			columns[i] = text_of(answers[i], sizeof(answers[i]), &lengths[i]);
 		(void) fetch(answer, columns);
-		execute(now, NULL);
-		(void) fetch(now, &clock_column);
 		execute(ack, (MYSQL_BIND[]){integer, text_of(token, token_length, &token_length),
 									text_of(token, token_length, &token_length)});
 		if (mysql_stmt_affected_rows(ack) != 1)

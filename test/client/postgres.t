@@ -119,6 +119,38 @@ pg(q{INSERT INTO locked (payload) VALUES ('1'), ('2')});
 run('work', $url, '--drain');
 is(pg(q{SELECT count(*), (SELECT count(*) FROM ruststream_failure WHERE message LIKE 'a handler cannot COPY%') FROM locked}), '0|2', '.. fails, and the connection goes on');
 
+# ------------------------------------------------------------- settings
+
+# Ours are those of our statements, whose triggers see them, and nobody else's.
+my $SETTINGS = q{concat_ws(' ', current_setting('enable_seqscan'), current_setting('enable_sort'), current_setting('plan_cache_mode'))};
+for my $queue (sort keys %FORM)
+{
+	fresh('ALTER DATABASE postgres SET enable_sort = off', "ALTER DATABASE postgres SET plan_cache_mode = 'force_custom_plan'",
+		"CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS \$\$BEGIN INSERT INTO effect (note) VALUES ('ours: ' || $SETTINGS); RETURN OLD; END\$\$",
+		"CREATE TRIGGER tell BEFORE DELETE ON $queue FOR EACH ROW EXECUTE FUNCTION tell()",
+		"INSERT INTO $queue (payload) VALUES ('1'), ('2')");
+	subscribe($queue, "INSERT INTO effect (note) VALUES ('theirs: ' || $SETTINGS); SELECT set_config('enable_seqscan', 'off', false), set_config('statement_timeout', '7s', false)");
+	run('work', $url, '--drain');
+	is(pg('SELECT string_agg(note, $$; $$ ORDER BY number) FROM effect'),
+		join('; ', ('theirs: on off force_custom_plan', 'ours: off off force_generic_plan') x 2),
+		"$queue: a handler runs with the settings that it was given, whatever the one before has set, and the end of its row with ours");
+}
+pg('ALTER DATABASE postgres RESET enable_sort', 'ALTER DATABASE postgres RESET plan_cache_mode');
+
+# A claim that fails brings no savepoint, and leaves a connection that goes on.
+fresh('CREATE ROLE server LOGIN', 'GRANT ALL ON SCHEMA public TO server');
+subscribe('locked', $HANDLER, '--poll-interval', '50ms');
+pg('GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO server', 'REVOKE UPDATE ON locked FROM server', q{INSERT INTO locked (payload) VALUES ('1')});
+my $refused = start({}, 'work', $url =~ s/postgres@/server@/r);
+becomes(q{SELECT count(*) FROM ruststream_worker WHERE state LIKE 'broken: permission denied%'}, '1', 'a claim that is not allowed');
+my $session = pg(q{SELECT pid FROM pg_stat_activity WHERE usename = 'server'});
+pg('GRANT UPDATE ON locked TO server');
+becomes('SELECT count(*) FROM locked', '0', '.. is made once it is');
+is(pg(q{SELECT pid FROM pg_stat_activity WHERE usename = 'server'}), $session, '.. by the same session');
+kill 'TERM', $refused->{pid};
+finish($refused);
+pg('DROP OWNED BY server', 'DROP ROLE server');
+
 # ------------------------------------------------------------- callbacks
 
 SKIP:
