@@ -3,6 +3,7 @@ package Conformance::drain;
 use strict;
 use warnings;
 
+use Time::HiRes qw(sleep);
 use engines::postgresql;
 our @ISA = ('Conformance::postgresql');
 
@@ -45,7 +46,7 @@ SQL
 sub available
 {
 	my ($self) = @_;
-	$self->{server} = PostgresServer->new(preload => 1, conf => 'ruststream.max_workers = 16') or return 'there is no PostgreSQL server with the extension';
+	$self->{server} = PostgresServer->new(preload => 1, conf => "ruststream.max_workers = 16\nruststream.crash_restart_delay = 50ms") or return 'there is no PostgreSQL server with the extension';
 	my ($text, $well) = $self->try('CREATE EXTENSION IF NOT EXISTS ruststream');
 	return $well ? '' : "the extension cannot be made: $text";
 }
@@ -53,6 +54,7 @@ sub available
 sub setup
 {
 	my ($self, $scenario) = @_;
+	delete $self->{killed_at};
 	$self->sql("SELECT ruststream.unsubscribe('jobs') FROM ruststream.status WHERE subscription = 'jobs'");
 	$self->setup_tables($scenario);
 	$self->sql($HANDLER, $JSON_HANDLER);
@@ -105,12 +107,98 @@ sub subscribe
 	return $well ? '' : $text;
 }
 
-sub drain
+# Begin to deliver; with a failure point, the session stops there.
+sub start
+{
+	my ($self, $scenario, $point) = @_;
+
+	$self->{offset} = delete $self->{killed_at} // ($self->{server}->log_from(0))[1];
+	$self->{server}->set('ruststream.failpoint', "$point:1:stop") if $point;
+	$self->{stops} = $point;
+	$self->begin;
+	return;
+}
+
+# The server's log names the process.
+sub wait_until_stopped
 {
 	my ($self) = @_;
-	my ($text, $well) = $self->try('SET ruststream.trace = on', q{SET statement_timeout = '60 s'}, q{CALL ruststream.drain('jobs')});
-	die $text unless $well;
-	return grep { defined } map { /^NOTICE:  (.*)$/ ? $1 : undef } split /\n/, $text;
+	my ($pid, $state);
+	for (1 .. 1200)
+	{
+		my ($text) = $self->{server}->log_from($self->{offset});
+		($pid) = $text =~ /\[(\d+)\] .*LOG:  failure point "[^"]*" reached/;
+		$state = $pid ? `ps -o state= -p $pid` : '';
+		last if $state =~ /^T/;
+		sleep 0.05;
+	}
+	die "the delivery did not stop\n" unless $state =~ /^T/;
+	$self->{pid} = $pid;
+	$self->{server}->set('ruststream.failpoint');
+	return;
+}
+
+sub resume
+{
+	my ($self) = @_;
+	CORE::kill 'CONT', delete $self->{pid} if $self->{pid};
+	return;
+}
+
+# All of the server's processes end with one of them, and come back.  What the log says of that is where
+# the rest begins.
+sub kill
+{
+	my ($self) = @_;
+	my $pid = delete $self->{pid};
+
+	$self->leave;
+	CORE::kill 'KILL', $pid;
+	for (1 .. 1200)
+	{
+		my ($text) = $self->{server}->log_from($self->{offset});
+		last if $text =~ /\(PID $pid\) was terminated by signal 9/ && ($self->{killed_at} = $self->{offset} + $-[0]);
+		sleep 0.05;
+	}
+	$self->{server}->wait_until_up;
+	return;
+}
+
+sub begin
+{
+	my ($self) = @_;
+	$self->{output} = $self->{server}->begin('postgres', 'SET ruststream.trace = on', q{SET statement_timeout = '60 s'}, q{CALL ruststream.drain('jobs')});
+	return;
+}
+
+# The steps it took; what it said besides is kept.
+sub finish
+{
+	my ($self) = @_;
+	my @lines = readline $self->{output};
+
+	close $self->{output};
+	chomp @lines;
+	$self->{failed} = $? != 0;
+	$self->{said} = join "\n", grep { !/^NOTICE:  / } @lines;
+	return map { /^NOTICE:  (.*)$/ ? $1 : () } @lines;
+}
+
+sub drain
+{
+	my ($self, $scenario) = @_;
+	$self->start($scenario);
+	my @trace = $self->finish;
+	die "$self->{said}\n" if $self->{failed};
+	return @trace;
+}
+
+# Another session delivers; why it does not, if so.
+sub other_drain
+{
+	my ($self) = @_;
+	my ($text, $well) = $self->try(q{CALL ruststream.drain('jobs')});
+	return $well ? '' : $text;
 }
 
 1;

@@ -65,6 +65,7 @@ sub available
 }
 
 sub url { return $_[0]{server}->url; }
+sub session { return $_[0]{server}->session; }
 sub handler { return 'handle'; }
 
 sub sql

@@ -3,7 +3,10 @@ package Conformance::postgresql;
 use strict;
 use warnings;
 
+use Time::HiRes qw(sleep);
 use PostgresServer;
+use engines::engine;
+our @ISA = ('Conformance::engine');
 
 my %TYPE = (
 	group => 'group_name text NOT NULL',
@@ -32,6 +35,8 @@ sub try
 	my ($self, @statements) = @_;
 	return $self->{server}->try('postgres', @statements);
 }
+
+sub session { return $_[0]{server}->session('postgres'); }
 
 sub columns
 {
@@ -100,6 +105,33 @@ sub effects
 {
 	my ($self) = @_;
 	return $self->sql("SELECT payload || ' ' || attempt FROM effect ORDER BY number");
+}
+
+# Whether somebody waits at the gate, which is an advisory lock.
+sub wait_at_gate
+{
+	my ($self) = @_;
+	for (1 .. 1200)
+	{
+		return if ($self->sql(q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted}))[0] != 0;
+		sleep 0.05;
+	}
+	die "nobody comes to the gate\n";
+}
+
+sub shut_gate
+{
+	my ($self) = @_;
+	$self->{gate} = $self->session;
+	$self->{gate}->do('SELECT pg_advisory_lock(20)');
+	return;
+}
+
+sub open_gate
+{
+	my ($self) = @_;
+	(delete $self->{gate})->close;
+	return;
 }
 
 sub stop

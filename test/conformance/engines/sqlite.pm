@@ -5,6 +5,7 @@ use warnings;
 
 use File::Temp qw(tempdir);
 
+use Session;
 use engines::commandline;
 our @ISA = ('Conformance::commandline');
 
@@ -53,6 +54,8 @@ sub sql
 	die "$sql: $text" unless $well;
 	return split /\n/, $text;
 }
+
+sub session { return Session->new('sqlite3', '-batch', $_[0]{file}); }
 
 sub columns
 {
