@@ -70,7 +70,9 @@ sub subscribe
 {
 	my ($self, $scenario) = @_;
 	my %settings = %{ $scenario->{settings} };
-	my @options = ('--handler', $self->handler($scenario));
+	# What publishes through a session of its own, and then fails, is a program.
+	my $apart = "$self->{program} publish '" . $self->url . "' jobs child --delay 1h >&2; exit 1";
+	my @options = ($scenario->{handler} // '') eq 'apart' ? ('--exec', $apart) : ('--handler', $self->handler($scenario));
 
 	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
 	push @options, '--' . tr/_/-/r, $settings{$_} for sort keys %settings;
@@ -157,6 +159,21 @@ sub other_drain
 	my ($self) = @_;
 	my ($text, $well) = $self->run($self->{program}, 'work', $self->url, '--drain');
 	return $well ? '' : $text;
+}
+
+# Somebody publishes; why it cannot be done, if so.
+sub publish
+{
+	my ($self, $payload) = @_;
+	my ($text, $well) = $self->run($self->{program}, 'publish', $self->url, 'jobs', $payload);
+	return $well ? '' : $text;
+}
+
+# Whether its processes can be stopped: in a build with failure points.
+sub can_stop
+{
+	my ($self) = @_;
+	return $self->{can_stop} //= system('grep', '-q', 'RUSTSTREAM_FAILPOINT', $self->{program}) == 0;
 }
 
 1;

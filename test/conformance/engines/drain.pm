@@ -14,12 +14,29 @@ DECLARE
 	nth integer := ruststream.attempt();
 	row_id bigint := (ruststream.delivery()).id::bigint;
 BEGIN
+	IF word IN ('read', 'look') THEN
+		INSERT INTO effect (payload, attempt) VALUES (what_is_seen(), nth);
+		IF word = 'read' THEN
+			PERFORM pg_advisory_xact_lock_shared(20);
+			INSERT INTO effect (payload, attempt) VALUES (what_is_seen(), nth);
+		END IF;
+		RETURN ruststream.ack();
+	ELSIF word = 'level' THEN
+		INSERT INTO effect (payload, attempt) VALUES (current_setting('transaction_isolation'), nth);
+		RETURN ruststream.ack();
+	END IF;
 	INSERT INTO effect (payload, attempt, anchor) VALUES (word, nth,
 		CASE WHEN word = 'orphan' OR (word = 'orphan_once' AND nth = 1) THEN 1 END);
 	CASE
 		WHEN word = 'discard' THEN RETURN ruststream.discard();
 		WHEN word = 'retry' THEN RETURN ruststream.retry();
 		WHEN word = 'later' THEN RETURN ruststream.retry_after('1 h');
+		WHEN word = 'null' THEN RETURN NULL;
+		WHEN word = 'slow' THEN PERFORM pg_sleep(2.5);
+		WHEN word IN ('raise', 'own_once') THEN
+			UPDATE seen SET value = value + 1;
+			IF word = 'own_once' AND nth = 1 THEN RETURN ruststream.retry(); END IF;
+		WHEN word = 'sum' THEN INSERT INTO seen SELECT 'sum', sum(value) FROM seen;
 		WHEN word = 'dead' THEN RETURN ruststream.dead_letter();
 		WHEN word = 'retry_once' AND nth = 1 THEN RETURN ruststream.retry();
 		WHEN word = 'later_once' AND nth = 1 THEN RETURN ruststream.retry_after('0');
@@ -34,6 +51,26 @@ BEGIN
 		ELSE NULL;
 	END CASE;
 	RETURN ruststream.ack();
+END $$
+SQL
+
+# What commits as it goes, and then fails if it is to.
+my $COMMITS = <<'SQL';
+CREATE PROCEDURE commits(word text) LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO effect (payload, attempt) VALUES ('first', ruststream.attempt());
+	COMMIT;
+	INSERT INTO effect (payload, attempt) VALUES ('second', ruststream.attempt());
+	IF word = 'error' THEN PERFORM 1 / 0; END IF;
+END $$
+SQL
+
+# What publishes through a session of its own, and then fails.
+my $APART = <<'SQL';
+CREATE FUNCTION apart(word text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM ruststream.autonomous($x$INSERT INTO public.jobs (payload, retry_after) VALUES ('child', clock_timestamp() + '1 h')$x$);
+	PERFORM 1 / 0;
 END $$
 SQL
 
@@ -57,7 +94,7 @@ sub setup
 	delete $self->{killed_at};
 	$self->sql("SELECT ruststream.unsubscribe('jobs') FROM ruststream.status WHERE subscription = 'jobs'");
 	$self->setup_tables($scenario);
-	$self->sql($HANDLER, $JSON_HANDLER);
+	$self->sql($HANDLER, $COMMITS, $APART, $JSON_HANDLER);
 	return;
 }
 
@@ -100,11 +137,24 @@ sub subscribe
 	my %argument = (name => "'jobs'", queue => "'jobs'", workers => 0, poll_interval => "'50 ms'");
 
 	my $json = (delete $settings{decode} // '') eq 'json';
-	$argument{handler} = $json ? "'handle(jsonb)'" : "'handle(text)'";
+	$argument{handler} = literal($scenario->{handler} // 'handle') . " || '(" . ($json ? 'jsonb' : 'text') . ")'";
 	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
 	$argument{$_} = literal($settings{$_}) for keys %settings;
 	my ($text, $well) = $self->try('SELECT ruststream.subscribe(' . arguments(%argument) . ')');
 	return $well ? '' : $text;
+}
+
+sub publish
+{
+	my ($self, $payload) = @_;
+	my ($text, $well) = $self->try("SELECT ruststream.publish('jobs', " . literal("\"$payload\"") . ')');
+	return $well ? '' : $text;
+}
+
+sub can_stop
+{
+	my ($self) = @_;
+	return ($self->sql(q{SELECT current_setting('ruststream.failpoint', true) IS NOT NULL}))[0] eq 't';
 }
 
 # Begin to deliver; with a failure point, the session stops there.
@@ -114,7 +164,7 @@ sub start
 
 	$self->{offset} = delete $self->{killed_at} // ($self->{server}->log_from(0))[1];
 	$self->{server}->set('ruststream.failpoint', "$point:1:stop") if $point;
-	$self->{stops} = $point;
+	$self->shut_gate if defined $point && $point eq '';
 	$self->begin;
 	return;
 }
@@ -124,6 +174,8 @@ sub wait_until_stopped
 {
 	my ($self) = @_;
 	my ($pid, $state);
+
+	return $self->wait_at_gate if $self->{gate};
 	for (1 .. 1200)
 	{
 		my ($text) = $self->{server}->log_from($self->{offset});
@@ -134,6 +186,9 @@ sub wait_until_stopped
 	}
 	die "the delivery did not stop\n" unless $state =~ /^T/;
 	$self->{pid} = $pid;
+	# Nor is the lease extended from now on.
+	$self->{heartbeats} = [$self->sql(q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'ruststream heartbeat'})];
+	CORE::kill 'STOP', @{ $self->{heartbeats} };
 	$self->{server}->set('ruststream.failpoint');
 	return;
 }
@@ -141,7 +196,8 @@ sub wait_until_stopped
 sub resume
 {
 	my ($self) = @_;
-	CORE::kill 'CONT', delete $self->{pid} if $self->{pid};
+	$self->open_gate if $self->{gate};
+	CORE::kill 'CONT', @{ delete $self->{heartbeats} // [] }, delete $self->{pid} // ();
 	return;
 }
 
@@ -154,6 +210,7 @@ sub kill
 
 	$self->leave;
 	CORE::kill 'KILL', $pid;
+	CORE::kill 'CONT', @{ delete $self->{heartbeats} };
 	for (1 .. 1200)
 	{
 		my ($text) = $self->{server}->log_from($self->{offset});
