@@ -37,8 +37,14 @@ my $COMMITS = <<'SQL';
 INSERT INTO effect (payload, attempt) VALUES ('first', :attempt);
 BEGIN;
 INSERT INTO effect (payload, attempt) VALUES ('second', :attempt);
-SELECT 1 / 0 WHERE :payload = 'error';
+SELECT CASE WHEN :payload = 'error' THEN 1 / 0 END;
 COMMIT
+SQL
+
+# What begins, and does not end it.
+my $LEFT_OPEN = <<'SQL';
+BEGIN;
+INSERT INTO effect (payload, attempt) VALUES ('open', :attempt)
 SQL
 
 # Why this engine cannot be run here, if so.
@@ -57,6 +63,7 @@ sub url { return $_[0]{server}->url; }
 sub handler
 {
 	my ($self, $scenario) = @_;
+	return $LEFT_OPEN if ($scenario->{handler} // '') eq 'left_open';
 	return $COMMITS if ($scenario->{handler} // '') eq 'commits';
 	return $HANDLER unless $scenario->{form} eq 'lease';
 	return "UPDATE jobs SET locked_until = 'infinity' WHERE id = :id AND :payload = 'steal';\n$HANDLER";

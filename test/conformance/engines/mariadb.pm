@@ -81,6 +81,11 @@ BEGIN
 	IF payload = 'error' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'so it was asked'; END IF;
 	COMMIT;
 END//
+CREATE PROCEDURE left_open (IN id BIGINT, IN payload LONGTEXT, IN attempt BIGINT)
+BEGIN
+	START TRANSACTION;
+	INSERT INTO effect (payload, attempt) VALUES ('open', attempt);
+END//
 DELIMITER ;
 SQL
 

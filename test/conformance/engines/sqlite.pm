@@ -24,8 +24,8 @@ my $HANDLER = <<'SQL';
 INSERT INTO effect (payload, attempt, anchor) VALUES (:payload, :attempt,
 	CASE WHEN :payload = 'orphan' OR (:payload = 'orphan_once' AND :attempt = 1) THEN 1 END);
 UPDATE seen SET value = value + 1 WHERE :payload IN ('raise', 'own_once');
-WITH RECURSIVE spin (begun) AS (SELECT julianday('now') WHERE :payload = 'slow' UNION ALL
-	SELECT begun FROM spin WHERE julianday('now') < begun + 2.5 / 86400) SELECT begun FROM spin;
+WITH RECURSIVE spin (until, zero) AS (SELECT julianday('now', '2.5 seconds'), '0 seconds' WHERE :payload = 'slow' UNION ALL
+	SELECT until, zero FROM spin WHERE julianday('now', zero) < until) SELECT until FROM spin;
 INSERT INTO jobs (payload) SELECT 'child' WHERE :payload IN ('publish', 'publish_error');
 DELETE FROM jobs WHERE id = :id AND :payload = 'ended';
 SELECT CASE
@@ -50,6 +50,12 @@ BEGIN;
 INSERT INTO effect (payload, attempt) VALUES ('second', :attempt);
 SELECT abs(-9223372036854775808) WHERE :payload = 'error';
 COMMIT
+SQL
+
+# What begins, and does not end it.
+my $LEFT_OPEN = <<'SQL';
+BEGIN;
+INSERT INTO effect (payload, attempt) VALUES ('open', :attempt)
 SQL
 
 # Why this engine cannot be run here, if so.
@@ -122,6 +128,7 @@ sub leave
 sub handler
 {
 	my ($self, $scenario) = @_;
+	return $LEFT_OPEN if ($scenario->{handler} // '') eq 'left_open';
 	return $COMMITS if ($scenario->{handler} // '') eq 'commits';
 	return sprintf($TRANSIENT, "$self->{directory}/elsewhere.db") . $HANDLER if grep { $_->{payload} =~ /^transient/ } @{ $scenario->{rows} };
 	return $HANDLER unless $scenario->{form} eq 'lease';
