@@ -77,6 +77,7 @@ sub subscribe
 	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
 	push @options, '--' . tr/_/-/r, $settings{$_} for sort keys %settings;
 	my ($text, $well) = $self->run($self->{program}, 'subscribe', $self->url, 'jobs', 'jobs', @options);
+	$self->{warned} = $text;
 	return $well ? '' : $text;
 }
 

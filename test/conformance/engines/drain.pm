@@ -32,7 +32,7 @@ BEGIN
 		WHEN word = 'retry' THEN RETURN ruststream.retry();
 		WHEN word = 'later' THEN RETURN ruststream.retry_after('1 h');
 		WHEN word = 'null' THEN RETURN NULL;
-		WHEN word = 'slow' THEN PERFORM pg_sleep(2.5);
+		WHEN word = 'slow' THEN PERFORM pg_sleep(1.6);
 		WHEN word IN ('raise', 'own_once') THEN
 			UPDATE seen SET value = value + 1;
 			IF word = 'own_once' AND nth = 1 THEN RETURN ruststream.retry(); END IF;
@@ -141,6 +141,7 @@ sub subscribe
 	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
 	$argument{$_} = literal($settings{$_}) for keys %settings;
 	my ($text, $well) = $self->try('SELECT ruststream.subscribe(' . arguments(%argument) . ')');
+	$self->{warned} = $text;
 	return $well ? '' : $text;
 }
 

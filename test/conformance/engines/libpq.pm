@@ -14,7 +14,7 @@ INSERT INTO effect (payload, attempt, anchor) VALUES (
 	:attempt, CASE WHEN :payload = 'orphan' OR (:payload = 'orphan_once' AND :attempt = 1) THEN 1 END);
 SELECT pg_advisory_xact_lock_shared(20) WHERE :payload = 'read';
 INSERT INTO effect (payload, attempt) SELECT what_is_seen(), :attempt WHERE :payload = 'read';
-SELECT pg_sleep(2.5) WHERE :payload = 'slow';
+SELECT pg_sleep(1.6) WHERE :payload = 'slow';
 UPDATE seen SET value = value + 1 WHERE :payload IN ('raise', 'own_once');
 INSERT INTO seen SELECT 'sum', sum(value) FROM seen WHERE :payload = 'sum' HAVING :payload = 'sum';
 INSERT INTO jobs (payload) SELECT 'child' WHERE :payload IN ('publish', 'publish_error');

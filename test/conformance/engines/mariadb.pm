@@ -38,7 +38,7 @@ BEGIN
 		WHEN payload = 'level' THEN
 			UPDATE effect SET effect.payload = (SELECT LOWER(trx_isolation_level) FROM information_schema.innodb_trx
 				WHERE trx_mysql_thread_id = CONNECTION_ID());
-		WHEN payload = 'slow' THEN SELECT SLEEP(2.5);
+		WHEN payload = 'slow' THEN SELECT SLEEP(1.6);
 		WHEN payload = 'raise' OR (payload = 'own_once' AND attempt > 1) THEN UPDATE seen SET value = value + 1;
 		WHEN payload = 'own_once' THEN
 			UPDATE seen SET value = value + 1;

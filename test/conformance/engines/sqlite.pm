@@ -24,7 +24,7 @@ my $HANDLER = <<'SQL';
 INSERT INTO effect (payload, attempt, anchor) VALUES (:payload, :attempt,
 	CASE WHEN :payload = 'orphan' OR (:payload = 'orphan_once' AND :attempt = 1) THEN 1 END);
 UPDATE seen SET value = value + 1 WHERE :payload IN ('raise', 'own_once');
-WITH RECURSIVE spin (until, zero) AS (SELECT julianday('now', '2.5 seconds'), '0 seconds' WHERE :payload = 'slow' UNION ALL
+WITH RECURSIVE spin (until, zero) AS (SELECT julianday('now', '1.6 seconds'), '0 seconds' WHERE :payload = 'slow' UNION ALL
 	SELECT until, zero FROM spin WHERE julianday('now', zero) < until) SELECT until FROM spin;
 INSERT INTO jobs (payload) SELECT 'child' WHERE :payload IN ('publish', 'publish_error');
 DELETE FROM jobs WHERE id = :id AND :payload = 'ended';
