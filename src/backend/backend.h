@@ -701,7 +701,7 @@ extern uint32 rs_wait_event_autonomous(void);
 /*
  * Named failure points, for tests; release builds do not contain them.  The setting
  * ruststream.failpoint = 'name:n' kills this process (SIGKILL) the n-th time
- * it reaches that point.
+ * it reaches that point; 'name:n:stop' stops it there (SIGSTOP).
  */
 #ifdef RUSTSTREAM_FAILPOINTS
 extern void rs_failpoint_init(void);

@@ -331,7 +331,7 @@ struct ruststream_worker
 	char *transient_id; /* the row that failed so last, and how often in a row */
 	int transient_count;
 	int batch_limit; /* after a batch that could not be settled as a whole; 0: none */
-	int miss_count; /* claims in a row that have found candidates and could have none of them */
+	int miss_count;  /* claims in a row that have found candidates and could have none of them */
 
 	atomic_bool stops;
 	atomic_bool interrupts;

@@ -422,9 +422,10 @@ begin(rs_session *base, rs_purpose purpose, const rs_table *table)
 	char text[1536];
 	rs_result result = RS_DONE;
 
-	if (PQtransactionStatus(session->connection) == PQTRANS_INTRANS)
+	if (PQtransactionStatus(session->connection) == PQTRANS_INTRANS ||
+		PQtransactionStatus(session->connection) == PQTRANS_INERROR)
 	{
-		/* A handler without a transaction of ours has left one of its own. */
+		/* A callback without a transaction of ours has left one of its own. */
 		result = base->driver->rollback(base);
 		if (result != RS_DONE)
 			return result;

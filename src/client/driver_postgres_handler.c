@@ -312,6 +312,30 @@ give(rs_postgres_session *session, const ruststream_delivery *delivery, const rs
 	}
 }
 
+/*
+ * A handler that is in no transaction of ours leaves none of its own open: what it wrote there
+ * would be lost.
+ */
+static rs_result
+check_after(rs_postgres_session *session, rs_result result)
+{
+	rs_session *base = &session->base;
+	PGTransactionStatusType status = PQtransactionStatus(session->connection);
+	rs_error error = base->error;
+
+	if (session->in_transaction || (status != PQTRANS_INTRANS && status != PQTRANS_INERROR))
+		return result;
+	if (base->driver->rollback(base) == RS_LOST)
+		return RS_LOST;
+	base->error = error;
+	if (result != RS_DONE)
+		return result;
+	rs_error_set(&base->error, RUSTSTREAM_DATABASE, "25000",
+				 "It is not transactional, so what it begins is its to end.",
+				 "the handler has left a transaction open");
+	return RS_FAILED;
+}
+
 rs_result
 rs_postgres_call_handler(rs_session *base, const char *source, const ruststream_delivery *delivery,
 						 const rs_value *id, const rs_value *payload, bool transactional,
@@ -336,9 +360,12 @@ rs_postgres_call_handler(rs_session *base, const char *source, const ruststream_
 	for (int i = 0; i < handler->count && result == RS_DONE; i++)
 		result = run_statement(session, &handler->statements[i], i, &given);
 	session->answer = NULL;
+	if (result == RS_DONE || result == RS_FAILED)
+		result = check_after(session, result);
 	if (result == RS_FAILED)
 	{
 		answer->failed = true;
+		answer->undecodable = false;
 		return RS_DONE;
 	}
 	if (result == RS_DONE && answer->undecodable)

@@ -394,6 +394,29 @@ run_handler(rs_sqlite_session *session, const ruststream_delivery *delivery, con
 	return result;
 }
 
+/*
+ * A handler that is in no transaction of ours leaves none of its own open: what it wrote there
+ * would be lost, and ours could not begin.
+ */
+static rs_result
+check_after(rs_sqlite_session *session, rs_result result)
+{
+	rs_session *base = &session->base;
+	rs_error error = base->error;
+
+	if (sqlite3_get_autocommit(session->db) != 0)
+		return result;
+	if (base->driver->rollback(base) == RS_LOST)
+		return RS_LOST;
+	base->error = error;
+	if (result != RS_DONE)
+		return result;
+	rs_error_set(&base->error, RUSTSTREAM_DATABASE, "SQLITE_ERROR",
+				 "It is not transactional, so what it begins is its to end.",
+				 "the handler has left a transaction open");
+	return RS_FAILED;
+}
+
 rs_result
 rs_sqlite_call_handler(rs_session *base, const char *handler, const ruststream_delivery *delivery,
 					   const rs_value *id, const rs_value *payload, bool transactional,
@@ -416,9 +439,12 @@ rs_sqlite_call_handler(rs_session *base, const char *handler, const ruststream_d
 	result = run_handler(session, delivery, id, payload);
 	rs_sqlite_guard(base, false, transactional);
 	session->answer = NULL;
+	if (!transactional && (result == RS_DONE || result == RS_FAILED))
+		result = check_after(session, result);
 	if (result == RS_FAILED)
 	{
 		given->failed = true;
+		given->undecodable = false;
 		return RS_DONE;
 	}
 	if (result == RS_DONE && given->undecodable)

@@ -1,10 +1,11 @@
 /*-------------------------------------------------------------------------
  *
  * failpoint.h
- *	  Named points at which a test has the process die, as kill -9 would have it;
- *	  not in a release.
+ *	  Named points at which a test has the process die, as kill -9 would have it, or
+ *	  stop; not in a release.
  *
- * RUSTSTREAM_FAILPOINT=name or name:n, in the environment: at the n-th time.
+ * RUSTSTREAM_FAILPOINT=name or name:n, in the environment: at the n-th time; name:n:stop to
+ * stop there (SIGSTOP) until the test goes on with it.
  *
  *-------------------------------------------------------------------------
  */

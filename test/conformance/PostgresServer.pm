@@ -8,6 +8,9 @@ use strict;
 use warnings;
 
 use File::Temp qw(tempdir);
+use Time::HiRes qw(sleep);
+
+use Session;
 
 my $OWNER = 'postgres';
 
@@ -93,19 +96,63 @@ sub url
 	return join '&', "postgres://$OWNER@/" . ($database // 'postgres') . "?host=$self->{directory}", @more;
 }
 
-# What psql prints for each of the statements, errors and notices included; and whether it went well.
-sub try
+sub psql
+{
+	my ($self, $database, @options) = @_;
+	return ("$self->{bin}/psql", '-XqAt', '-h', $self->{directory}, '-U', $OWNER, '-d', $database, @options);
+}
+
+sub session
+{
+	my ($self, $database) = @_;
+	return Session->new($self->psql($database, '-F', ' '));
+}
+
+# Set, or with no value reset, one of the server's settings: whoever connects from now on has it.
+sub set
+{
+	my ($self, $name, $value) = @_;
+	my $is = defined $value ? "= '$value'" : "<> '' IS NOT TRUE";
+
+	$self->sql('postgres', 'ALTER SYSTEM ' . (defined $value ? "SET $name = '$value'" : "RESET $name"), 'SELECT pg_reload_conf()');
+	for (1 .. 600)
+	{
+		return if ($self->sql('postgres', "SELECT current_setting('$name', true) $is"))[0] eq 't';
+		sleep 0.05;
+	}
+	die "$name is not set\n";
+}
+
+# After a crash.
+sub wait_until_up
+{
+	my ($self) = @_;
+	for (1 .. 600)
+	{
+		return if ($self->try('postgres', 'SELECT 1'))[1];
+		sleep 0.05;
+	}
+	die "the server does not come back\n";
+}
+
+# A psql that has begun with the statements: what it prints, errors and notices included.
+sub begin
 {
 	my ($self, $database, @statements) = @_;
 	my $pid = open(my $out, '-|') // die "fork: $!\n";
-	if ($pid == 0)
-	{
-		open(STDERR, '>&', \*STDOUT) or die "dup: $!\n";
-		exec { "$self->{bin}/psql" } 'psql', '-XqAt', '-v', 'ON_ERROR_STOP=1', '-h', $self->{directory}, '-U', $OWNER,
-		  '-d', $database, map { ('-c', $_) } @statements
-		  or die "psql: $!\n";
-	}
+
+	return $out if $pid != 0;
+	open(STDERR, '>&', \*STDOUT) or die "dup: $!\n";
+	exec $self->psql($database, '-v', 'ON_ERROR_STOP=1', map { ('-c', $_) } @statements) or die "psql: $!\n";
+}
+
+# What psql prints for each of the statements; and whether it went well.
+sub try
+{
+	my ($self, @asked) = @_;
+	my $out = $self->begin(@asked);
 	my $text = do { local $/; <$out> } // '';
+
 	close $out;
 	return ($text, $? == 0);
 }

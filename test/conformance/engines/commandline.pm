@@ -4,6 +4,15 @@ package Conformance::commandline;
 use strict;
 use warnings;
 
+use POSIX qw(:sys_wait_h);
+use Time::HiRes qw(sleep);
+
+use engines::engine;
+our @ISA = ('Conformance::engine');
+
+# No command takes longer.
+my $PATIENCE = $ENV{PG_TEST_TIMEOUT_DEFAULT} // 60;
+
 sub new
 {
 	my ($class, $home) = @_;
@@ -26,7 +35,8 @@ sub run
 	if ($pid == 0)
 	{
 		open(STDERR, '>&', \*STDOUT) or die "dup: $!\n";
-		exec 'timeout', '60', @command or die "@command: $!\n";
+		alarm $PATIENCE;
+		exec @command or die "@command: $!\n";
 	}
 	my $text = do { local $/; <$out> } // '';
 	close $out;
@@ -60,11 +70,16 @@ sub subscribe
 {
 	my ($self, $scenario) = @_;
 	my %settings = %{ $scenario->{settings} };
-	my @options = $settings{batch_size} ? ('--exec', "'$self->{home}/batch_handler'") : ('--handler', $self->handler($scenario));
+	# What publishes through a session of its own, and then fails, is a program.
+	my $apart = "$self->{program} publish '" . $self->url . "' jobs child --delay 1h >&2; exit 1";
+	my @options = ('--handler', $self->handler($scenario));
+	@options = ('--exec', "'$self->{home}/batch_handler'") if $settings{batch_size};
+	@options = ('--exec', $apart) if ($scenario->{handler} // '') eq 'apart';
 
 	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
 	push @options, '--' . tr/_/-/r, $settings{$_} for sort keys %settings;
 	my ($text, $well) = $self->run($self->{program}, 'subscribe', $self->url, 'jobs', 'jobs', @options);
+	$self->{warned} = $text;
 	return $well ? '' : $text;
 }
 
@@ -80,10 +95,88 @@ sub insert
 	return;
 }
 
-sub drain
+# Begin to deliver; with a failure point, the process stops there.
+sub start
+{
+	my ($self, $scenario, $point) = @_;
+
+	$self->{pid} = open($self->{output}, '-|') // die "fork: $!\n";
+	return if $self->{pid} != 0;
+	open(STDERR, '>&', \*STDOUT) or die "dup: $!\n";
+	$ENV{RUSTSTREAM_FAILPOINT} = "$point:1:stop" if $point;
+	alarm $PATIENCE;
+	exec $self->{program}, 'work', $self->url, '--drain', '--trace' or die "$self->{program}: $!\n";
+}
+
+sub wait_until_stopped
 {
 	my ($self) = @_;
-	return grep { !/^(?:ruststream|hint): / } split /\n/, $self->must('work', $self->url, '--drain', '--trace');
+	for (my $waited = 0; ; $waited += 0.01)
+	{
+		my $gone = waitpid($self->{pid}, WNOHANG | WUNTRACED);
+		return if $gone == $self->{pid} && WIFSTOPPED(${^CHILD_ERROR_NATIVE});
+		die "the delivery did not stop\n" if $gone != 0 || $waited > $PATIENCE;
+		sleep 0.01;
+	}
+}
+
+sub resume
+{
+	my ($self) = @_;
+	CORE::kill 'CONT', $self->{pid};
+	return;
+}
+
+sub kill
+{
+	my ($self) = @_;
+	CORE::kill 'KILL', $self->{pid};
+	return;
+}
+
+# The steps it took; what it said besides is kept.
+sub finish
+{
+	my ($self) = @_;
+	my @lines = readline $self->{output};
+
+	close $self->{output};
+	chomp @lines;
+	$self->{failed} = $? != 0;
+	$self->{said} = join "\n", grep { /^(?:ruststream|hint): / } @lines;
+	return grep { !/^(?:ruststream|hint): / } @lines;
+}
+
+sub drain
+{
+	my ($self, $scenario) = @_;
+	$self->start($scenario);
+	my @trace = $self->finish;
+	die "$self->{said}\n" if $self->{failed};
+	return @trace;
+}
+
+# Another process delivers; why it does not, if so.
+sub other_drain
+{
+	my ($self) = @_;
+	my ($text, $well) = $self->run($self->{program}, 'work', $self->url, '--drain');
+	return $well ? '' : $text;
+}
+
+# Somebody publishes; why it cannot be done, if so.
+sub publish
+{
+	my ($self, $payload) = @_;
+	my ($text, $well) = $self->run($self->{program}, 'publish', $self->url, 'jobs', $payload);
+	return $well ? '' : $text;
+}
+
+# Whether its processes can be stopped: in a build with failure points.
+sub can_stop
+{
+	my ($self) = @_;
+	return $self->{can_stop} //= system('grep', '-q', 'RUSTSTREAM_FAILPOINT', $self->{program}) == 0;
 }
 
 1;

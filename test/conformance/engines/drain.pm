@@ -3,6 +3,7 @@ package Conformance::drain;
 use strict;
 use warnings;
 
+use Time::HiRes qw(sleep);
 use engines::postgresql;
 our @ISA = ('Conformance::postgresql');
 
@@ -13,12 +14,29 @@ DECLARE
 	nth integer := ruststream.attempt();
 	row_id bigint := (ruststream.delivery()).id::bigint;
 BEGIN
+	IF word IN ('read', 'look') THEN
+		INSERT INTO effect (payload, attempt) VALUES (what_is_seen(), nth);
+		IF word = 'read' THEN
+			PERFORM pg_advisory_xact_lock_shared(20);
+			INSERT INTO effect (payload, attempt) VALUES (what_is_seen(), nth);
+		END IF;
+		RETURN ruststream.ack();
+	ELSIF word = 'level' THEN
+		INSERT INTO effect (payload, attempt) VALUES (current_setting('transaction_isolation'), nth);
+		RETURN ruststream.ack();
+	END IF;
 	INSERT INTO effect (payload, attempt, anchor) VALUES (word, nth,
 		CASE WHEN word = 'orphan' OR (word = 'orphan_once' AND nth = 1) THEN 1 END);
 	CASE
 		WHEN word = 'discard' THEN RETURN ruststream.discard();
 		WHEN word = 'retry' THEN RETURN ruststream.retry();
 		WHEN word = 'later' THEN RETURN ruststream.retry_after('1 h');
+		WHEN word = 'null' THEN RETURN NULL;
+		WHEN word = 'slow' THEN PERFORM pg_sleep(1.6);
+		WHEN word IN ('raise', 'own_once') THEN
+			UPDATE seen SET value = value + 1;
+			IF word = 'own_once' AND nth = 1 THEN RETURN ruststream.retry(); END IF;
+		WHEN word = 'sum' THEN INSERT INTO seen SELECT 'sum', sum(value) FROM seen;
 		WHEN word = 'dead' THEN RETURN ruststream.dead_letter();
 		WHEN word = 'retry_once' AND nth = 1 THEN RETURN ruststream.retry();
 		WHEN word = 'later_once' AND nth = 1 THEN RETURN ruststream.retry_after('0');
@@ -62,6 +80,26 @@ BEGIN
 END $$
 SQL
 
+# What commits as it goes, and then fails if it is to.
+my $COMMITS = <<'SQL';
+CREATE PROCEDURE commits(word text) LANGUAGE plpgsql AS $$
+BEGIN
+	INSERT INTO effect (payload, attempt) VALUES ('first', ruststream.attempt());
+	COMMIT;
+	INSERT INTO effect (payload, attempt) VALUES ('second', ruststream.attempt());
+	IF word = 'error' THEN PERFORM 1 / 0; END IF;
+END $$
+SQL
+
+# What publishes through a session of its own, and then fails.
+my $APART = <<'SQL';
+CREATE FUNCTION apart(word text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+	PERFORM ruststream.autonomous($x$INSERT INTO public.jobs (payload, retry_after) VALUES ('child', clock_timestamp() + '1 h')$x$);
+	PERFORM 1 / 0;
+END $$
+SQL
+
 # The same for payloads that have to be JSON.
 my $JSON_HANDLER = <<'SQL';
 CREATE FUNCTION handle(payload jsonb) RETURNS ruststream.outcome LANGUAGE sql
@@ -71,7 +109,7 @@ SQL
 sub available
 {
 	my ($self) = @_;
-	$self->{server} = PostgresServer->new(preload => 1, conf => 'ruststream.max_workers = 16') or return 'there is no PostgreSQL server with the extension';
+	$self->{server} = PostgresServer->new(preload => 1, conf => "ruststream.max_workers = 16\nruststream.crash_restart_delay = 50ms") or return 'there is no PostgreSQL server with the extension';
 	my ($text, $well) = $self->try('CREATE EXTENSION IF NOT EXISTS ruststream');
 	return $well ? '' : "the extension cannot be made: $text";
 }
@@ -79,9 +117,10 @@ sub available
 sub setup
 {
 	my ($self, $scenario) = @_;
+	delete $self->{killed_at};
 	$self->sql("SELECT ruststream.unsubscribe('jobs') FROM ruststream.status WHERE subscription = 'jobs'");
 	$self->setup_tables($scenario);
-	$self->sql($HANDLER, $JSON_HANDLER, $BATCH_HANDLER);
+	$self->sql($HANDLER, $COMMITS, $APART, $JSON_HANDLER, $BATCH_HANDLER);
 	return;
 }
 
@@ -124,20 +163,127 @@ sub subscribe
 	my %argument = (name => "'jobs'", queue => "'jobs'", workers => 0, poll_interval => "'50 ms'");
 
 	my $json = (delete $settings{decode} // '') eq 'json';
-	$argument{handler} = $json ? "'handle(jsonb)'" : "'handle(text)'";
+	$argument{handler} = literal($scenario->{handler} // 'handle') . " || '(" . ($json ? 'jsonb' : 'text') . ")'";
 	$argument{handler} = "'handle(jobs[],ruststream.delivery[])'" if $settings{batch_size};
 	$settings{dead_letter} = $settings{dead_letter} eq 'table' ? 'dead' : 'graveyard' if $settings{dead_letter};
 	$argument{$_} = literal($settings{$_}) for keys %settings;
 	my ($text, $well) = $self->try('SELECT ruststream.subscribe(' . arguments(%argument) . ')');
+	$self->{warned} = $text;
 	return $well ? '' : $text;
+}
+
+sub publish
+{
+	my ($self, $payload) = @_;
+	my ($text, $well) = $self->try("SELECT ruststream.publish('jobs', " . literal("\"$payload\"") . ')');
+	return $well ? '' : $text;
+}
+
+sub can_stop
+{
+	my ($self) = @_;
+	return ($self->sql(q{SELECT current_setting('ruststream.failpoint', true) IS NOT NULL}))[0] eq 't';
+}
+
+# Begin to deliver; with a failure point, the session stops there.
+sub start
+{
+	my ($self, $scenario, $point) = @_;
+
+	$self->{offset} = delete $self->{killed_at} // ($self->{server}->log_from(0))[1];
+	$self->{server}->set('ruststream.failpoint', "$point:1:stop") if $point;
+	$self->shut_gate if defined $point && $point eq '';
+	$self->begin;
+	return;
+}
+
+# The server's log names the process.
+sub wait_until_stopped
+{
+	my ($self) = @_;
+	my ($pid, $state);
+
+	return $self->wait_at_gate if $self->{gate};
+	for (1 .. 1200)
+	{
+		my ($text) = $self->{server}->log_from($self->{offset});
+		($pid) = $text =~ /\[(\d+)\] .*LOG:  failure point "[^"]*" reached/;
+		$state = $pid ? `ps -o state= -p $pid` : '';
+		last if $state =~ /^T/;
+		sleep 0.05;
+	}
+	die "the delivery did not stop\n" unless $state =~ /^T/;
+	$self->{pid} = $pid;
+	# Nor is the lease extended from now on.
+	$self->{heartbeats} = [$self->sql(q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'ruststream heartbeat'})];
+	CORE::kill 'STOP', @{ $self->{heartbeats} };
+	$self->{server}->set('ruststream.failpoint');
+	return;
+}
+
+sub resume
+{
+	my ($self) = @_;
+	$self->open_gate if $self->{gate};
+	CORE::kill 'CONT', @{ delete $self->{heartbeats} // [] }, delete $self->{pid} // ();
+	return;
+}
+
+# All of the server's processes end with one of them, and come back.  What the log says of that is where
+# the rest begins.
+sub kill
+{
+	my ($self) = @_;
+	my $pid = delete $self->{pid};
+
+	$self->leave;
+	CORE::kill 'KILL', $pid;
+	CORE::kill 'CONT', @{ delete $self->{heartbeats} };
+	for (1 .. 1200)
+	{
+		my ($text) = $self->{server}->log_from($self->{offset});
+		last if $text =~ /\(PID $pid\) was terminated by signal 9/ && ($self->{killed_at} = $self->{offset} + $-[0]);
+		sleep 0.05;
+	}
+	$self->{server}->wait_until_up;
+	return;
+}
+
+sub begin
+{
+	my ($self) = @_;
+	$self->{output} = $self->{server}->begin('postgres', 'SET ruststream.trace = on', q{SET statement_timeout = '60 s'}, q{CALL ruststream.drain('jobs')});
+	return;
+}
+
+# The steps it took; what it said besides is kept.
+sub finish
+{
+	my ($self) = @_;
+	my @lines = readline $self->{output};
+
+	close $self->{output};
+	chomp @lines;
+	$self->{failed} = $? != 0;
+	$self->{said} = join "\n", grep { !/^NOTICE:  / } @lines;
+	return map { /^NOTICE:  (.*)$/ ? $1 : () } @lines;
 }
 
 sub drain
 {
+	my ($self, $scenario) = @_;
+	$self->start($scenario);
+	my @trace = $self->finish;
+	die "$self->{said}\n" if $self->{failed};
+	return @trace;
+}
+
+# Another session delivers; why it does not, if so.
+sub other_drain
+{
 	my ($self) = @_;
-	my ($text, $well) = $self->try('SET ruststream.trace = on', q{SET statement_timeout = '60 s'}, q{CALL ruststream.drain('jobs')});
-	die $text unless $well;
-	return grep { defined } map { /^NOTICE:  (.*)$/ ? $1 : undef } split /\n/, $text;
+	my ($text, $well) = $self->try(q{CALL ruststream.drain('jobs')});
+	return $well ? '' : $text;
 }
 
 1;

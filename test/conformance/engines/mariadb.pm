@@ -23,12 +23,30 @@ my %TYPE = (
 # What README.md says of the handler.
 my $HANDLER = <<'SQL';
 DELIMITER //
+-- What a transaction that is rolled back leaves as it is: the first try is known.
+CREATE FUNCTION is_first_try () RETURNS BOOLEAN MODIFIES SQL DATA
+BEGIN
+	UPDATE tries SET number = number + 1;
+	RETURN (SELECT number FROM tries) = 1;
+END//
 CREATE OR REPLACE PROCEDURE handle (IN id BIGINT, IN payload LONGTEXT, IN attempt BIGINT, OUT outcome VARCHAR(20), OUT delay INT)
 BEGIN
 	INSERT INTO effect (payload, attempt, anchor) VALUES (payload, attempt,
 		IF(payload = 'orphan' OR (payload = 'orphan_once' AND attempt = 1), 1, NULL));
 	SELECT 'a result set', payload;
 	CASE
+		WHEN payload = 'level' THEN
+			UPDATE effect SET effect.payload = (SELECT LOWER(trx_isolation_level) FROM information_schema.innodb_trx
+				WHERE trx_mysql_thread_id = CONNECTION_ID());
+		WHEN payload = 'slow' THEN SELECT SLEEP(1.6);
+		WHEN payload = 'raise' OR (payload = 'own_once' AND attempt > 1) THEN UPDATE seen SET value = value + 1;
+		WHEN payload = 'own_once' THEN
+			UPDATE seen SET value = value + 1;
+			SET outcome = 'retry';
+		WHEN payload IN ('transient', 'transient_once') THEN
+			IF payload = 'transient' OR is_first_try() THEN
+				SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'transient';
+			END IF;
 		WHEN payload IN ('discard', 'retry') THEN SET outcome = payload;
 		WHEN payload = 'later' THEN SET outcome = 'retry_after', delay = 3600;
 		WHEN payload = 'dead' THEN SET outcome = 'dead_letter';
@@ -47,7 +65,27 @@ BEGIN
 	END CASE;
 END//
 CREATE TRIGGER keep BEFORE DELETE ON jobs FOR EACH ROW
-	IF OLD.payload = 'kept' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'kept'; END IF//
+	CASE
+		WHEN OLD.payload = 'kept' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'kept';
+		WHEN OLD.payload = 'kept_once' AND is_first_try() THEN
+			SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'transient';
+		ELSE BEGIN END;
+	END CASE//
+CREATE PROCEDURE commits (IN id BIGINT, IN payload LONGTEXT, IN attempt BIGINT, OUT outcome VARCHAR(20), OUT delay INT)
+BEGIN
+	START TRANSACTION;
+	INSERT INTO effect (payload, attempt) VALUES ('first', attempt);
+	COMMIT;
+	START TRANSACTION;
+	INSERT INTO effect (payload, attempt) VALUES ('second', attempt);
+	IF payload = 'error' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'so it was asked'; END IF;
+	COMMIT;
+END//
+CREATE PROCEDURE left_open (IN id BIGINT, IN payload LONGTEXT, IN attempt BIGINT)
+BEGIN
+	START TRANSACTION;
+	INSERT INTO effect (payload, attempt) VALUES ('open', attempt);
+END//
 DELIMITER ;
 SQL
 
@@ -65,7 +103,8 @@ sub available
 }
 
 sub url { return $_[0]{server}->url; }
-sub handler { return 'handle'; }
+sub session { return $_[0]{server}->session; }
+sub handler { return $_[1]{handler} // 'handle'; }
 
 sub sql
 {
@@ -78,7 +117,7 @@ sub columns
 	my ($self, $scenario) = @_;
 	my @columns = ('id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY', map { $TYPE{$_} // die "no role $_\n" } @{ $scenario->{roles} });
 	push @columns, 'locked_until DATETIME' if $scenario->{form} eq 'lease';
-	return join ', ', @columns, 'payload LONGTEXT';
+	return join ', ', @columns, 'payload LONGTEXT', 'loud LONGTEXT AS (UPPER(payload))';
 }
 
 sub setup
@@ -87,7 +126,9 @@ sub setup
 	my $columns = $self->columns($scenario);
 
 	$self->{server}->sql('DROP DATABASE IF EXISTS app; CREATE DATABASE app', '');
-	$self->{server}->sql("CREATE TABLE jobs ($columns); CREATE TABLE dead ($columns);"
+	$self->{server}->sql("CREATE TABLE jobs ($columns); CREATE TABLE dead ($columns, origin VARCHAR(10) DEFAULT 'moved');"
+		  . "CREATE TABLE seen (name VARCHAR(10) PRIMARY KEY, value INT); INSERT INTO seen VALUES ('x', 1);"
+		  . 'CREATE TABLE tries (number INT) ENGINE = MyISAM; INSERT INTO tries VALUES (0);'
 		  . 'CREATE TABLE anchor (id INT PRIMARY KEY);'
 		  . 'CREATE TABLE effect (number BIGINT AUTO_INCREMENT PRIMARY KEY, payload TEXT, attempt BIGINT,'
 		  . " anchor INT, FOREIGN KEY (anchor) REFERENCES anchor (id));\n$HANDLER");

@@ -5,6 +5,7 @@ use warnings;
 
 use File::Temp qw(tempdir);
 
+use Session;
 use engines::commandline;
 our @ISA = ('Conformance::commandline');
 
@@ -22,6 +23,9 @@ my %TYPE = (
 my $HANDLER = <<'SQL';
 INSERT INTO effect (payload, attempt, anchor) VALUES (:payload, :attempt,
 	CASE WHEN :payload = 'orphan' OR (:payload = 'orphan_once' AND :attempt = 1) THEN 1 END);
+UPDATE seen SET value = value + 1 WHERE :payload IN ('raise', 'own_once');
+WITH RECURSIVE spin (until, zero) AS (SELECT julianday('now', '1.6 seconds'), '0 seconds' WHERE :payload = 'slow' UNION ALL
+	SELECT until, zero FROM spin WHERE julianday('now', zero) < until) SELECT until FROM spin;
 INSERT INTO jobs (payload) SELECT 'child' WHERE :payload IN ('publish', 'publish_error');
 DELETE FROM jobs WHERE id = :id AND :payload = 'ended';
 SELECT CASE
@@ -29,10 +33,29 @@ SELECT CASE
 	WHEN :payload = 'retry' THEN ruststream_retry()
 	WHEN :payload = 'later' THEN ruststream_retry_after(3600)
 	WHEN :payload = 'dead' THEN ruststream_dead_letter()
-	WHEN :payload = 'retry_once' AND :attempt = 1 THEN ruststream_retry()
+	WHEN :payload IN ('retry_once', 'own_once') AND :attempt = 1 THEN ruststream_retry()
 	WHEN :payload = 'later_once' AND :attempt = 1 THEN ruststream_retry_after(0)
 	WHEN :payload IN ('error', 'publish_error') OR (:payload = 'error_once' AND :attempt = 1) THEN abs(-9223372036854775808)
 END
+SQL
+
+# A database that somebody else keeps locked cannot be attached: SQLITE_BUSY.
+my $TRANSIENT = <<'SQL';
+ATTACH CASE WHEN :payload = 'transient' OR :attempt = 1 THEN '%s' ELSE ':memory:' END AS elsewhere;
+SQL
+
+my $COMMITS = <<'SQL';
+INSERT INTO effect (payload, attempt) VALUES ('first', :attempt);
+BEGIN;
+INSERT INTO effect (payload, attempt) VALUES ('second', :attempt);
+SELECT abs(-9223372036854775808) WHERE :payload = 'error';
+COMMIT
+SQL
+
+# What begins, and does not end it.
+my $LEFT_OPEN = <<'SQL';
+BEGIN;
+INSERT INTO effect (payload, attempt) VALUES ('open', :attempt)
 SQL
 
 # Why this engine cannot be run here, if so.
@@ -44,7 +67,8 @@ sub available
 	return $self->missing('sqlite');
 }
 
-sub url { return "sqlite:$_[0]{file}"; }
+# Nobody is waited for for long.
+sub url { return "sqlite:$_[0]{file}?busy_timeout=$_[0]{busy_timeout}"; }
 
 sub sql
 {
@@ -54,12 +78,14 @@ sub sql
 	return split /\n/, $text;
 }
 
+sub session { return Session->new('sqlite3', '-batch', $_[0]{file}); }
+
 sub columns
 {
 	my ($self, $scenario) = @_;
 	my @columns = ('id INTEGER PRIMARY KEY', map { $TYPE{$_} // die "no role $_\n" } @{ $scenario->{roles} });
 	push @columns, 'locked_until TEXT' if $scenario->{form} eq 'lease';
-	return join ', ', @columns, 'payload TEXT';
+	return join ', ', @columns, 'payload TEXT', 'loud TEXT GENERATED ALWAYS AS (upper(payload))';
 }
 
 sub setup
@@ -68,13 +94,33 @@ sub setup
 	my $columns = $self->columns($scenario);
 
 	$self->{file} = "$self->{directory}/queue.db";
+	$self->{busy_timeout} = 5000;
 	unlink map { "$self->{file}$_" } '', '-wal', '-shm', '-journal', '-ruststream';
-	$self->sql("CREATE TABLE jobs ($columns); CREATE TABLE dead ($columns);"
+	$self->sql("CREATE TABLE jobs ($columns); CREATE TABLE dead ($columns, origin TEXT DEFAULT 'moved');"
+		  . "CREATE TABLE seen (name TEXT PRIMARY KEY, value INTEGER); INSERT INTO seen VALUES ('x', 1);"
 		  . 'CREATE TABLE anchor (id INTEGER PRIMARY KEY);'
 		  . 'CREATE TABLE effect (number INTEGER PRIMARY KEY, payload TEXT, attempt INTEGER, anchor INTEGER REFERENCES anchor DEFERRABLE INITIALLY DEFERRED);'
 		  . "CREATE TRIGGER keep BEFORE DELETE ON jobs WHEN OLD.payload = 'kept' BEGIN SELECT RAISE(ABORT, 'kept'); END");
 	$self->sql("INSERT INTO dead (id, payload) VALUES ($_, 'there')") for @{ $scenario->{taken} // [] };
 	$self->must('install', $self->url);
+	$self->lock_elsewhere if grep { $_->{payload} =~ /^transient/ } @{ $scenario->{rows} };
+	return;
+}
+
+sub lock_elsewhere
+{
+	my ($self) = @_;
+	$self->{busy_timeout} = 20;
+	$self->{elsewhere} = Session->new('sqlite3', '-batch', "$self->{directory}/elsewhere.db");
+	$self->{elsewhere}->do('BEGIN EXCLUSIVE; CREATE TABLE IF NOT EXISTS t (a)');
+	return;
+}
+
+sub leave
+{
+	my ($self) = @_;
+	(delete $self->{elsewhere})->close if $self->{elsewhere};
+	$self->SUPER::leave;
 	return;
 }
 
@@ -82,6 +128,9 @@ sub setup
 sub handler
 {
 	my ($self, $scenario) = @_;
+	return $LEFT_OPEN if ($scenario->{handler} // '') eq 'left_open';
+	return $COMMITS if ($scenario->{handler} // '') eq 'commits';
+	return sprintf($TRANSIENT, "$self->{directory}/elsewhere.db") . $HANDLER if grep { $_->{payload} =~ /^transient/ } @{ $scenario->{rows} };
 	return $HANDLER unless $scenario->{form} eq 'lease';
 	return "UPDATE jobs SET locked_until = '9999-12-31T00:00:00+00:00' WHERE id = :id AND :payload = 'steal';\n$HANDLER";
 }

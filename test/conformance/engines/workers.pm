@@ -17,32 +17,51 @@ sub available
 	return $reason;
 }
 
-# The steps in the log, from an offset on.
+# The steps in the log, from an offset on, up to another if there is one.
 sub steps
 {
-	my ($self, $offset) = @_;
+	my ($self, $offset, $end) = @_;
 	my ($text) = $self->{server}->log_from($offset);
+	$text = substr($text, 0, $end - $offset) if defined $end;
 	return map { / ruststream worker LOG:  ([A-Z].*)$/ ? $1 : () } split /\n/, $text;
 }
 
-# A worker is done once it has found nothing, twice in a row, and leaves no row alone meanwhile.
-sub drain
+# None begins again until there is to be delivered.
+sub kill
 {
 	my ($self) = @_;
-	my (undef, $offset) = $self->{server}->log_from(0);
-	my @steps;
+	$self->{server}->set('ruststream.workers', 'off');
+	$self->SUPER::kill;
+	return;
+}
 
+sub begin
+{
+	my ($self) = @_;
+	$self->{server}->set('ruststream.workers', 'on') unless ($self->sql('SHOW ruststream.workers'))[0] eq 'on';
 	$self->sql(q{SELECT ruststream.alter_subscription('jobs', workers => 1)});
+	return;
+}
+
+# A worker is done once it has found nothing, twice in a row from now on, and leaves no row alone meanwhile.
+# One that has been killed is done, too.
+sub finish
+{
+	my ($self) = @_;
+	my (undef, $now) = $self->{server}->log_from($self->{offset});
+
+	return $self->steps($self->{offset}, $self->{killed_at}) if $self->{killed_at};
 	for (my $waited = 0; ; $waited += 0.05)
 	{
-		@steps = $self->steps($offset);
+		my @steps = $self->steps($now);
 		last if join(',', @steps) =~ /(?:BEGIN,CLAIM 0,COMMIT,?){2}$/
 		  && join('', $self->sql(q{SELECT state FROM ruststream.stat_worker})) eq 'idle';
-		die "the worker has not come to rest:\n" . join("\n", @steps) . "\n" if $waited > $PATIENCE;
+		die "the worker has not come to rest:\n" . join("\n", $self->steps($self->{offset})) . "\n" if $waited > $PATIENCE;
 		sleep 0.05;
 	}
 	$self->sql(q{SELECT ruststream.alter_subscription('jobs', workers => 0)});
-	return @steps;
+	($self->{said}) = $self->{server}->log_from($self->{offset});
+	return $self->steps($self->{offset});
 }
 
 1;
