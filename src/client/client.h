@@ -248,6 +248,7 @@ struct ruststream_worker
 	rs_plan plan;
 	bool is_loaded;
 	bool is_paused;
+	bool has_handled; /* a handler has run in the session */
 
 	rs_arena delivery_arena; /* reset before each delivery */
 	rs_held held;

@@ -89,7 +89,13 @@ rs_sqlite_fail(rs_sqlite_session *session)
 					 "the database stayed locked: %s", sqlite3_errmsg(session->db));
 		return RS_TRANSIENT;
 	}
-	if (kind == SQLITE_AUTH)
+	if (kind == SQLITE_AUTH && session->denied_setting)
+		rs_error_set(
+			error, RUSTSTREAM_DATABASE, name_of(code),
+			"The connection is ruststream's: foreign_keys and busy_timeout are part of its "
+			"URL, the rest is set through another connection.",
+			"a handler must not change the settings of its connection");
+	else if (kind == SQLITE_AUTH)
 		rs_error_set(error, RUSTSTREAM_DATABASE, name_of(code),
 					 "A handler works inside its delivery's transaction, which is not its to end: "
 					 "answer an outcome instead.",
@@ -202,17 +208,34 @@ check_parameters(const rs_url *url, int64_t *busy_timeout, bool *foreign_keys, r
 	return true;
 }
 
+/* Settings of the connection that our own statements rely on; to read them is no harm. */
+static bool
+is_setting(const char *name)
+{
+	static const char *const settings[] = {"busy_timeout", "foreign_keys", "journal_mode",
+										   "locking_mode", "query_only",   "synchronous"};
+
+	for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++)
+	{
+		if (sqlite3_stricmp(name, settings[i]) == 0)
+			return true;
+	}
+	return false;
+}
+
 static int
 authorize(void *arg, int action, const char *first, const char *second, const char *database,
 		  const char *trigger)
 {
-	const rs_sqlite_session *session = arg;
+	rs_sqlite_session *session = arg;
 
-	(void) first;
-	(void) second;
 	(void) database;
 	(void) trigger;
-	return action == SQLITE_TRANSACTION && session->guards ? SQLITE_DENY : SQLITE_OK;
+	session->denied_setting =
+		action == SQLITE_PRAGMA && session->handles && second != NULL && is_setting(first);
+	return session->denied_setting || (action == SQLITE_TRANSACTION && session->guards)
+			   ? SQLITE_DENY
+			   : SQLITE_OK;
 }
 
 static void

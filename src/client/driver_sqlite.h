@@ -43,7 +43,9 @@ typedef struct rs_sqlite_session
 	int handler_count;
 	rs_answer *answer; /* while it runs */
 
-	bool guards; /* a handler runs: transactions are not its to end */
+	bool handles; /* a handler runs: our settings are not its to change */
+	bool guards;  /* .. and transactions are not its to end */
+	bool denied_setting;
 
 	rs_key_file *keys; /* once the advisory lock form is used */
 	int64_t data_version;

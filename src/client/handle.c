@@ -195,6 +195,7 @@ rs_handle(rs_work *work)
 		return RS_DONE;
 	}
 	work->holds_lease = work->token[0] != '\0';
+	worker->has_handled = true;
 	result = call_handler(work);
 	rs_watch_handler_ended(&worker->watch, &timed_out);
 	RS_FAILPOINT("after_handler");

@@ -474,12 +474,31 @@ prepare(ruststream_worker *worker)
 	return worker->is_paused ? RS_PROGRESS_NOTHING : RS_PROGRESS_DELIVERED;
 }
 
+/*
+ * What a handler has left in its session may be why nothing works any more: the next attempt
+ * is made through a new one.
+ */
+static void
+leave_session(ruststream_worker *worker)
+{
+	rs_error kept = worker->handle->error;
+
+	worker->has_handled = false;
+	worker->is_loaded = false;
+	(void) rs_reconnect(worker->handle);
+	worker->handle->error = kept;
+}
+
 static rs_progress
 step(ruststream_worker *worker)
 {
 	rs_progress progress = prepare(worker);
 
-	return progress == RS_PROGRESS_DELIVERED ? rs_deliver(worker) : progress;
+	if (progress == RS_PROGRESS_DELIVERED)
+		progress = rs_deliver(worker);
+	if (progress == RS_PROGRESS_BROKEN && worker->has_handled)
+		leave_session(worker);
+	return progress;
 }
 
 ruststream_code

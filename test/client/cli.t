@@ -195,6 +195,28 @@ like($err, qr/released row 2 \(attempt 1\)/, 'past the grace period its row is r
 is(sql('SELECT attempt || ifnull(locked_until, 0) FROM leased'), '20', 'guarded, its attempt counted');
 is(sql('SELECT count(*) FROM ruststream_failure'), 0, 'and it is no failure');
 
+# -------------------------------------------------- what handlers may leave
+
+new_database();
+for my $setting ('busy_timeout = 0', 'query_only = on', 'locking_mode = exclusive', 'foreign_keys(off)')
+{
+	sql("DELETE FROM ruststream_failure; DELETE FROM leased; INSERT INTO leased (payload) VALUES ('a')");
+	run('subscribe', $url, 's', 'leased', '--handler', "INSERT INTO effect (id) VALUES (:id); PRAGMA $setting", '--retry-delay', '1h');
+	run('work', $url, '--drain');
+	like(sql('SELECT message FROM ruststream_failure'), qr/must not change the settings/, "a handler that sets $setting fails");
+}
+is(sql('SELECT count(*) FROM effect'), 0, '.. without an effect');
+sql('DELETE FROM leased');
+run('subscribe', $url, 's', 'leased', '--handler', 'INSERT INTO effect (id) VALUES (:id); PRAGMA query_only; CREATE TEMP TABLE IF NOT EXISTS ruststream_subscription (x)', '--poll-interval', '50ms');
+$worker = start({}, 'work', $url);
+sql("INSERT INTO leased (payload) VALUES ('a')");
+ok(wait_for('SELECT count(*) FROM effect', 1), 'a handler that hides our tables from its connection works');
+ok(said($worker, qr/no such column/), '.. until they are needed');
+sql("INSERT INTO leased (payload) VALUES ('b')");
+ok(wait_for('SELECT count(*) FROM effect', 2), '.. and then through another one');
+kill 'TERM', $worker->{pid};
+is((finish($worker))[0], 0, '.. and ends in order');
+
 # ----------------------------------------------------- changes while it works
 
 new_database();

@@ -176,6 +176,8 @@ BEGIN
 	SET SESSION time_zone = '+05:00', sql_mode = 'ANSI_QUOTES', autocommit = 0, timestamp = 1;
 	SET NAMES latin1;
 	SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE;
+	SET SESSION TRANSACTION READ ONLY;
+	SET SESSION foreign_key_checks = 0, sql_safe_updates = 1;
 	INSERT INTO effect (id, attempt) VALUES (id, 1);
 END//
 CREATE PROCEDURE answers (IN payload TEXT, OUT outcome TEXT, OUT delay DECIMAL(10, 3), OUT reason TEXT)
@@ -235,6 +237,13 @@ is(left(), '02', 'a handler that changes the settings of its session');
 sql("INSERT INTO jobs (payload) VALUES ('c')");
 ($code, $out, $err) = finish(start({}, 'work', $url, '--drain'));
 is(left(), '03', '.. spoils nothing');
+for my $limit ('sql_select_limit = 0', 'max_statement_time = 0.000001')
+{
+	sql("DELETE FROM effect; INSERT INTO jobs (payload) VALUES ('a'), ('b')");
+	subscribe("$EFFECT; SET \@ruststream_outcome = 'discard', SESSION $limit");
+	work();
+	is(left(), '00', ".. nor does one that limits what its session may do, by $limit: it has answered");
+}
 
 for my $case (['ack', 0], ['discard', 0], ['retry_after', 1], ['dead_letter', 1], ['undecodable', 1], ['whatever', 1])
 {
@@ -264,6 +273,10 @@ sql('UPDATE jobs SET retry_after = NULL');
 subscribe("$EFFECT; SET \@ruststream_outcome = 'discard'", qw(--transactional off));
 work();
 is(left(), '01', 'otherwise its writes are kept whatever it answers');
+sql("DELETE FROM effect; INSERT INTO jobs (payload) VALUES ('a'), ('b')");
+subscribe("$EFFECT; SET TRANSACTION READ ONLY", '--transactional', 'off');
+work();
+is(left(), '02', 'and what it says of the next transaction is not meant for ours');
 
 # ------------------------------------------------------- isolation and locks
 

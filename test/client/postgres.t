@@ -106,13 +106,18 @@ pg(q{INSERT INTO locked (payload) VALUES ('{"k": "v", "n": 7}')});
 is((run('work', $url, '--drain'))[0], 0, '.. runs');
 is(pg('SELECT id, note FROM effect ORDER BY number'), "1|:id':id;:id; \$\$:id v1\n7|{2,3}", '.. and only its parameters are replaced');
 
-is(subscribe('locked', q{SELECT set_config('search_path', 'pg_temp', false), set_config('DateStyle', 'German', false), set_config('TimeZone', 'Asia/Kolkata', false); SET ROLE pg_monitor}), '',
+is(subscribe('locked', q{SELECT set_config('search_path', 'pg_temp', false), set_config('DateStyle', 'German', false), set_config('TimeZone', 'Asia/Kolkata', false); SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE, READ ONLY; SET ROLE pg_monitor}), '',
 	'a handler that sets what it should not');
 pg('TRUNCATE effect', q{INSERT INTO locked (payload) VALUES ('1'), ('2')}, q{INSERT INTO locked (payload, retry_after) VALUES ('3', clock_timestamp() + interval '1 s')});
 my $worker = start({}, 'work', $url);
 becomes('SELECT count(*) FROM locked', '0', '.. neither stops the next delivery, nor the one that is due later');
 kill 'TERM', $worker->{pid};
 is((finish($worker))[0], 0, '.. nor the end of the worker');
+is(subscribe('locked', q{INSERT INTO effect (note) VALUES (current_setting('transaction_isolation')); SET default_transaction_isolation = 'serializable'}), '',
+	'a handler that sets the level of what follows');
+pg('TRUNCATE effect', q{INSERT INTO locked (payload) VALUES ('1'), ('2')});
+run('work', $url, '--drain');
+is(pg('SELECT DISTINCT note FROM effect'), 'read committed', '.. has not set that of the next delivery');
 
 is(subscribe('locked', q{COPY effect TO STDOUT}, '--on-error', 'discard'), '', 'a handler that copies to its client');
 pg(q{INSERT INTO locked (payload) VALUES ('1'), ('2')});
