@@ -73,6 +73,10 @@ extern void rs_tell(ruststream *handle, const char *format, ...)
 /* Have a session again, after one was lost. */
 extern ruststream_code rs_reconnect(ruststream *handle);
 
+/* Is it UTF-8?  What is not becomes "?", and a character that was cut at the end goes. */
+extern bool rs_is_utf8(const char *text, size_t length);
+extern void rs_make_utf8(char *text);
+
 /* Microseconds of a clock that only goes on; for waits and leases, never for rows. */
 extern int64_t rs_monotonic(void);
 extern uint32_t rs_random(void);

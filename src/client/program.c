@@ -41,6 +41,9 @@ extern char **environ;
 #define LOOK_MS 50
 #define TERM_MS 5000
 
+/* What a pipe holds at the most, unless somebody makes it larger. */
+#define PIPE_SIZE 65536
+
 /* The ends of the pipes to a program; -1 once closed.  What it says is kept up to here. */
 typedef struct running
 {
@@ -206,7 +209,8 @@ feed(running *child)
 		close_end(&child->input);
 }
 
-static void
+/* Take what it says now; false: nothing. */
+static bool
 listen_to(running *child, int *end, bool is_output)
 {
 	char buffer[4096];
@@ -223,7 +227,7 @@ listen_to(running *child, int *end, bool is_output)
 			length = room;
 		memcpy(child->said + child->said_length, buffer, length);
 		child->said_length += length;
-		return;
+		return got > 0;
 	}
 	for (size_t i = 0; i < length; i++)
 	{
@@ -236,6 +240,19 @@ listen_to(running *child, int *end, bool is_output)
 					child->complained_length);
 		}
 		child->complained[child->complained_length++] = buffer[i];
+	}
+	return got > 0;
+}
+
+/* What it has said before its end is in the pipe; what it has left running may say more for ever.
+ */
+static void
+hear_out(running *child, int *end, bool is_output)
+{
+	for (size_t heard = 0; *end >= 0 && heard < PIPE_SIZE; heard += 4096)
+	{
+		if (!listen_to(child, end, is_output))
+			return;
 	}
 }
 
@@ -252,9 +269,9 @@ talk(running *child)
 	if (ends[0].revents != 0)
 		feed(child);
 	if (ends[1].revents != 0)
-		listen_to(child, &child->output, true);
+		(void) listen_to(child, &child->output, true);
 	if (ends[2].revents != 0)
-		listen_to(child, &child->errors, false);
+		(void) listen_to(child, &child->errors, false);
 }
 
 /* Until it has ended, or is made to; its status as waitpid tells it. */
@@ -285,10 +302,8 @@ converse(running *child, rs_watch *watch)
 		else if (rs_monotonic() - killed_at > TERM_MS * RS_MILLISECOND)
 			(void) kill(-child->pid, SIGKILL);
 	}
-	if (child->output >= 0)
-		listen_to(child, &child->output, true);
-	if (child->errors >= 0)
-		listen_to(child, &child->errors, false);
+	hear_out(child, &child->output, true);
+	hear_out(child, &child->errors, false);
 	return ended == child->pid ? status : -1;
 }
 

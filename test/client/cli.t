@@ -185,6 +185,8 @@ for my $case (
 	['echo 3600 not now; exit 11', '2 waits', 'not now'],
 	['exit 12', '', ''],
 	['echo bad >&2; echo worse >&2; exit 3', '2 waits', 'worse: the program ended with status 3'],
+	['printf "\\377\\303" >&2; head -c 60000 /dev/zero | tr "\\0" x >&2; printf "\\nat \\377last\\n" >&2; exit 3', '2 waits', 'at ?last: the program ended with status 3'],
+	['printf "\\377why\\303"; exit 12', '', '?why'],
 	['kill -9 $$', '2 waits', 'the program was ended by signal 9'],
 	['exit 14', '2 waits', 'the program ended with status 14'],
 	['[ "$(cat)" = "pay load" ] && [ $RUSTSTREAM_ATTEMPT = 1 ] && [ $RUSTSTREAM_QUEUE = leased ] && [ $RUSTSTREAM_ID = 1 ]', '', ''])

@@ -278,6 +278,16 @@ subscribe("$EFFECT; SET TRANSACTION READ ONLY", '--transactional', 'off');
 work();
 is(left(), '02', 'and what it says of the next transaction is not meant for ours');
 
+# What is said of an outcome or an error may be anything, and is kept: cut to fit, and as UTF-8.
+must('subscribe', $url, 's', 'jobs', '--exec', q{printf '\377why'; exit 12});
+sql("DELETE FROM ruststream_failure; INSERT INTO jobs (payload) VALUES ('x')");
+work();
+is(sql('SELECT COUNT(*), (SELECT message FROM ruststream_failure) FROM jobs'), '0 ?why', 'a program that says something that is no text');
+subscribe("SET \@ruststream_outcome = 'discard', \@ruststream_reason = REPEAT('é', 600)");
+sql("DELETE FROM ruststream_failure; INSERT INTO jobs (payload) VALUES ('x')");
+work();
+is(sql("SELECT COUNT(*), (SELECT message = REPEAT('é', 511) FROM ruststream_failure) FROM jobs"), '0 1', '.. and a reason that is cut inside a character');
+
 # ------------------------------------------------------- isolation and locks
 
 new_queue('row_lock', qw(--retry-after retry_after --priority priority));

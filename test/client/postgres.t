@@ -124,6 +124,19 @@ pg(q{INSERT INTO locked (payload) VALUES ('1'), ('2')});
 run('work', $url, '--drain');
 is(pg(q{SELECT count(*), (SELECT count(*) FROM ruststream_failure WHERE message LIKE 'a handler cannot COPY%') FROM locked}), '0|2', '.. fails, and the connection goes on');
 
+# What is said of an outcome or an error may be anything, and is kept: cut to fit, and as UTF-8.
+run('subscribe', $url, 's', 'leased', '--exec', q{printf '\377why'; exit 12});
+pg('DELETE FROM ruststream_failure', q{INSERT INTO leased (payload) VALUES ('1')});
+run('work', $url, '--drain');
+is(pg('SELECT count(*), (SELECT message FROM ruststream_failure) FROM leased'), '0|?why', 'a program that says something that is no text');
+for my $handler (q{SELECT ruststream_discard(repeat('é', 600))}, q{DO $$ BEGIN RAISE EXCEPTION '%', repeat('é', 600); END $$})
+{
+	subscribe('leased', $handler, '--on-error', 'discard');
+	pg('DELETE FROM ruststream_failure', q{INSERT INTO leased (payload) VALUES ('1')});
+	run('work', $url, '--drain');
+	is(pg(q{SELECT count(*), (SELECT message = repeat('é', 511) FROM ruststream_failure) FROM leased}), '0|t', ".. and a text that is cut inside a character: $handler");
+}
+
 # ------------------------------------------------------------- callbacks
 
 SKIP:
