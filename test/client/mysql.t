@@ -409,6 +409,18 @@ ok(wait_for($LEFT, '01'), 'a handler outlives its lease, which is extended');
 is(sql('SELECT attempt FROM effect'), 1, '.. and nobody else took the row');
 stop_worker($_) for @workers;
 
+sql("DELETE FROM effect; INSERT INTO jobs (payload) VALUES ('x')");
+@workers = (start_worker());
+ok(wait_for("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = 'app' AND COMMAND = 'Sleep'", 1), 'a lease is extended by another connection');
+ok(wait_for($LEFT, '01'), '.. until the handler ends');
+my $other = sql("SELECT MAX(ID) FROM information_schema.PROCESSLIST WHERE DB = 'app' AND ID <> CONNECTION_ID()");
+sql("KILL CONNECTION $other; INSERT INTO jobs (payload) VALUES ('x')");
+ok(wait_for("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep'", 1), 'that one is lost between two handlers');
+push @workers, start_worker();
+ok(wait_for($LEFT, '02'), '.. and made anew');
+is(sql('SELECT GROUP_CONCAT(attempt) FROM effect'), '1,1', '.. in time');
+stop_worker($_) for @workers;
+
 sql('DELETE FROM effect');
 sql("INSERT INTO jobs (payload) VALUES ('x')");
 subscribe("$EFFECT; DO SLEEP(1)", '--retry-delay', '100ms');

@@ -204,6 +204,10 @@ pg(q{INSERT INTO leased (payload) VALUES ('1')});
 $worker = start({}, 'work', $url);
 becomes('SELECT count(*) FROM leased', '0', 'a handler outlives its lease, which is extended');
 is(pg('SELECT string_agg(attempt::text, $$,$$) FROM effect'), '1', '.. and nobody else had the row');
+is(pg(q{SELECT count(pg_terminate_backend(pid)) > 0 FROM pg_stat_activity WHERE application_name = 'ruststream' AND query ~ '^UPDATE.*locked_until' AND state = 'idle'}), 't',
+	'.. by a connection that is lost then');
+pg(q{INSERT INTO leased (payload) VALUES ('1')});
+becomes('SELECT string_agg(attempt::text, $$,$$) FROM effect', '1,1', '.. and made anew, in time');
 kill 'TERM', $worker->{pid};
 finish($worker);
 
