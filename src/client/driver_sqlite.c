@@ -353,9 +353,30 @@ run_kept(rs_session *base, int slot, const char *text)
 	return rs_sqlite_execute(base, &command, NULL, 0, NULL, NULL, NULL);
 }
 
+/*
+ * A file that was renamed or removed while it is open is served no more: whoever publishes
+ * finds another one by the name, or none, and the journals of the two would be mixed up.
+ */
+rs_result
+rs_sqlite_check_file(rs_session *base)
+{
+	int has_moved = 0;
+
+	if (sqlite3_file_control(of(base)->db, "main", SQLITE_FCNTL_HAS_MOVED, &has_moved) !=
+			SQLITE_OK ||
+		has_moved == 0)
+		return RS_DONE;
+	rs_error_set(&base->error, RUSTSTREAM_UNAVAILABLE, "SQLITE_READONLY",
+				 "Stop what uses a database before its file is replaced.",
+				 "the database's file was renamed or removed");
+	return RS_LOST;
+}
+
 static rs_result
 begin(rs_session *base, rs_purpose purpose, const rs_table *table)
 {
+	if (rs_sqlite_check_file(base) != RS_DONE)
+		return RS_LOST;
 	if (purpose == RS_FOR_US || table->mode == RS_MODE_IMMEDIATE)
 		return run_kept(base, SLOT_BEGIN_IMMEDIATE, "BEGIN IMMEDIATE");
 	if (table->mode == RS_MODE_EXCLUSIVE)
@@ -387,7 +408,8 @@ now(rs_session *base, int64_t *result)
 {
 	struct timespec time;
 
-	(void) base;
+	if (rs_sqlite_check_file(base) != RS_DONE)
+		return RS_LOST;
 	(void) clock_gettime(CLOCK_REALTIME, &time);
 	*result = (int64_t) time.tv_sec * RS_SECOND + time.tv_nsec / 1000;
 	return RS_DONE;

@@ -52,6 +52,8 @@ typedef struct rs_sqlite_session
 } rs_sqlite_session;
 
 extern rs_result rs_sqlite_fail(rs_sqlite_session *session);
+/* RS_LOST where the file is not the one of its name any more. */
+extern rs_result rs_sqlite_check_file(rs_session *base);
 /* One or more statements without values. */
 extern rs_result rs_sqlite_run(rs_sqlite_session *session, const char *text);
 

@@ -53,8 +53,10 @@ rs_result
 rs_sqlite_check_installed(rs_session *base)
 {
 	int64_t version;
-	rs_result result = installed_version(base, &version);
+	rs_result result = rs_sqlite_check_file(base);
 
+	if (result == RS_DONE)
+		result = installed_version(base, &version);
 	if (result != RS_DONE || version == SCHEMA_VERSION)
 		return result;
 	if (version == 0)

@@ -287,6 +287,19 @@ ok(wait_for("SELECT state LIKE 'broken: %' FROM ruststream_status", 1), 'a broke
 sql('ALTER TABLE away RENAME TO leased');
 sql("INSERT INTO leased (payload) VALUES ('c')");
 ok(wait_for('SELECT count(*) FROM leased', 0), 'and recovers when the cause is mended');
+
+# The database is brought back from a backup, as it were, under a worker that should have been stopped before.
+my $file = $url =~ s/^sqlite://r;
+sql(".backup $file.backup");
+rename("$file$_", "$file.away$_") for ('', '-wal', '-shm');
+rename("$file.backup", $file) or die;
+sql("DELETE FROM effect; INSERT INTO leased (payload) VALUES ('d')");
+ok(wait_for('SELECT count(*) FROM effect', 1), 'the file that has the name now is the one that is served');
+rename($file, "$file.away");
+ok(said($worker, qr/unable to open database file/), '.. and none where there is none');
+rename("$file.away", $file);
+sql("INSERT INTO leased (payload) VALUES ('e')");
+ok(wait_for('SELECT count(*) FROM effect', 2), '.. and it again when it is back');
 kill 'TERM', $worker->{pid};
 is((finish($worker))[0], 0, 'and ends in order');
 
