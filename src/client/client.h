@@ -59,10 +59,15 @@ struct ruststream
 	ruststream_notice_callback trace;
 	void *trace_arg;
 	ruststream_worker *worker; /* at most one */
+	bool in_handler;           /* a callback runs, in the delivery's transaction */
 };
 
-/* Each public call begins with this: the last one's error is over, and there is a session. */
+/*
+ * Each public call begins with this: the last one's error is over, there is a session, and no
+ * handler runs in it, unless that is allowed.
+ */
 extern ruststream_code rs_begin_call(ruststream *handle);
+extern ruststream_code rs_begin_call_in_handler(ruststream *handle);
 /* Take the session's error over, and return its code. */
 extern ruststream_code rs_take_error(ruststream *handle);
 extern ruststream_code rs_fail(ruststream *handle, ruststream_code code, const char *hint,

@@ -86,10 +86,13 @@ call_callback(rs_work *work)
 		[RUSTSTREAM_DEAD_LETTER] = RS_OUTCOME_DEAD_LETTER,
 	};
 	rs_session *session = work->worker->handle->session;
-	ruststream_outcome answer = work->worker->handler(&work->delivery, work->worker->handler_arg);
+	ruststream_outcome answer;
 	const char *reason = work->answer.reason;
 	rs_result result = RS_FAILED;
 
+	work->delivery.handle->in_handler = true;
+	answer = work->worker->handler(&work->delivery, work->worker->handler_arg);
+	work->delivery.handle->in_handler = false;
 	if ((unsigned) answer < sizeof(outcomes) / sizeof(outcomes[0]))
 	{
 		work->answer.outcome = outcomes[answer];

@@ -335,7 +335,7 @@ ruststream_worker_close(ruststream_worker *worker)
 {
 	ruststream *handle;
 
-	if (worker == NULL)
+	if (worker == NULL || worker->handle->in_handler)
 		return;
 	handle = worker->handle;
 	flush_counts(worker);
@@ -506,6 +506,8 @@ ruststream_worker_step(ruststream_worker *worker, bool *delivered)
 {
 	rs_progress progress;
 
+	if (worker->handle->in_handler)
+		return rs_begin_call(worker->handle);
 	memset(&worker->handle->error, 0, sizeof(worker->handle->error));
 	do
 	{
@@ -597,6 +599,8 @@ ruststream_worker_run(ruststream_worker *worker, ruststream_run how)
 {
 	ruststream *handle = worker->handle;
 
+	if (handle->in_handler)
+		return rs_begin_call(handle);
 	memset(&handle->error, 0, sizeof(handle->error));
 	while (!atomic_load(&worker->stops))
 	{
