@@ -168,9 +168,12 @@ call_callback(rs_batch *batch)
 	ruststream_worker *worker = batch->call.worker;
 	rs_session *session = worker->handle->session;
 	rs_result result = RS_FAILED;
-	ruststream_outcome outcome =
-		worker->batch_handler(batch->deliveries, (size_t) batch->given_count, worker->handler_arg);
+	ruststream_outcome outcome;
 
+	worker->handle->in_handler = true;
+	outcome =
+		worker->batch_handler(batch->deliveries, (size_t) batch->given_count, worker->handler_arg);
+	worker->handle->in_handler = false;
 	if (rs_take_outcome(&batch->call.answer, outcome))
 		return RS_DONE;
 	if (outcome == RUSTSTREAM_UNDECODABLE)
@@ -296,6 +299,7 @@ call_handler(rs_batch *batch)
 		batch->given[i]->delivery.connection = driver->native(session);
 	if (driver->guard_handler != NULL)
 		driver->guard_handler(session, true, in_transaction);
+	worker->has_handled = true;
 	result = worker->batch_handler != NULL ? call_callback(batch) : call_program(batch);
 	if (driver->guard_handler != NULL)
 		driver->guard_handler(session, false, in_transaction);
@@ -334,6 +338,7 @@ hand_out_answers(rs_batch *batch)
 			if (row->answer.reason[0] == '\0')
 				memcpy(row->answer.reason, call->answer.reason, sizeof(row->answer.reason));
 		}
+		rs_make_utf8(row->answer.reason);
 		if (row->answer.failed)
 			rs_work_fail(row, "", NULL, "%s",
 						 row->answer.reason[0] != '\0' ? row->answer.reason

@@ -64,15 +64,30 @@ rs_error_set(rs_error *error, ruststream_code code, const char *state, const cha
 	va_start(arguments, format);
 	(void) vsnprintf(error->message, sizeof(error->message), format, arguments);
 	va_end(arguments);
+	/* They are stored, and were cut, or are the words of a program. */
+	rs_make_utf8(error->message);
+	rs_make_utf8(error->hint);
 }
 
 ruststream_code
-rs_begin_call(ruststream *handle)
+rs_begin_call_in_handler(ruststream *handle)
 {
 	memset(&handle->error, 0, sizeof(handle->error));
 	if (handle->session == NULL)
 		return rs_fail(handle, RUSTSTREAM_UNAVAILABLE, NULL, "the database is not open");
 	return RUSTSTREAM_OK;
+}
+
+/* Its transactions would end the delivery's. */
+ruststream_code
+rs_begin_call(ruststream *handle)
+{
+	ruststream_code code = rs_begin_call_in_handler(handle);
+
+	if (code == RUSTSTREAM_OK && handle->in_handler)
+		return rs_fail(handle, RUSTSTREAM_MISUSE, "Use another handle for it.",
+					   "a handler may publish with its delivery's handle, and nothing else");
+	return code;
 }
 
 ruststream_code
@@ -240,7 +255,7 @@ rs_reconnect(ruststream *handle)
 void
 ruststream_close(ruststream *handle)
 {
-	if (handle == NULL)
+	if (handle == NULL || handle->in_handler)
 		return;
 	if (handle->session != NULL)
 		handle->driver->close(handle->session);

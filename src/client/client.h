@@ -67,10 +67,15 @@ struct ruststream
 	ruststream_notice_callback trace;
 	void *trace_arg;
 	ruststream_worker *worker; /* at most one */
+	bool in_handler;           /* a callback runs, in the delivery's transaction */
 };
 
-/* Each public call begins with this: the last one's error is over, and there is a session. */
+/*
+ * Each public call begins with this: the last one's error is over, there is a session, and no
+ * handler runs in it, unless that is allowed.
+ */
 extern ruststream_code rs_begin_call(ruststream *handle);
+extern ruststream_code rs_begin_call_in_handler(ruststream *handle);
 /* Take the session's error over, and return its code. */
 extern ruststream_code rs_take_error(ruststream *handle);
 extern ruststream_code rs_fail(ruststream *handle, ruststream_code code, const char *hint,
@@ -82,6 +87,10 @@ extern void rs_tell(ruststream *handle, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 /* Have a session again, after one was lost. */
 extern ruststream_code rs_reconnect(ruststream *handle);
+
+/* Is it UTF-8?  What is not becomes "?", and a character that was cut at the end goes. */
+extern bool rs_is_utf8(const char *text, size_t length);
+extern void rs_make_utf8(char *text);
 
 /* Microseconds of a clock that only goes on; for waits and leases, never for rows. */
 extern int64_t rs_monotonic(void);
@@ -322,6 +331,7 @@ struct ruststream_worker
 	rs_plan plan;
 	bool is_loaded;
 	bool is_paused;
+	bool has_handled; /* a handler has run in the session */
 
 	rs_arena delivery_arena; /* reset before each delivery */
 	rs_held held;
@@ -472,7 +482,6 @@ extern rs_result rs_handle_batch(rs_batch *batch);
 extern rs_result rs_handle(rs_work *work);
 /* Is the payload what the subscription says that it must be?  Else the work has failed. */
 extern bool rs_decode_payload(rs_work *work);
-extern bool rs_is_utf8(const char *text, size_t length);
 /* What a callback has answered; false: no outcome, but a failure. */
 extern bool rs_take_outcome(rs_answer *answer, ruststream_outcome outcome);
 

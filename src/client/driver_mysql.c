@@ -143,15 +143,30 @@ check_server(rs_mysql_session *session)
 const char *
 rs_mysql_settings(const rs_mysql_session *session)
 {
-	/* MariaDB has the variable's newer name from 11.1 on only, MySQL no other. */
+#define COMMON_SETTINGS                                                                            \
+	"CONCAT_WS(' ', DATABASE(), @@SESSION.autocommit, @@SESSION.time_zone, @@SESSION.sql_mode, "   \
+	"@@SESSION.character_set_client, @@SESSION.character_set_results, "                            \
+	"@@SESSION.collation_connection, @@SESSION.completion_type, @@SESSION.sql_select_limit, "      \
+	"@@SESSION.sql_safe_updates, @@SESSION.foreign_key_checks, "
+	/* MariaDB has the variables' newer names from 11.1 on only, MySQL no others. */
 	if (session->is_mariadb)
-		return "CONCAT_WS(' ', DATABASE(), @@SESSION.autocommit, @@SESSION.time_zone, "
-			   "@@SESSION.sql_mode, @@SESSION.character_set_client, "
-			   "@@SESSION.character_set_results, @@SESSION.tx_isolation, "
-			   "@@SESSION.completion_type)";
-	return "CONCAT_WS(' ', DATABASE(), @@SESSION.autocommit, @@SESSION.time_zone, "
-		   "@@SESSION.sql_mode, @@SESSION.character_set_client, @@SESSION.character_set_results, "
-		   "@@SESSION.transaction_isolation, @@SESSION.completion_type)";
+		return COMMON_SETTINGS
+			"@@SESSION.tx_isolation, @@SESSION.tx_read_only, @@SESSION.max_statement_time)";
+	return COMMON_SETTINGS "@@SESSION.transaction_isolation, @@SESSION.transaction_read_only, "
+						   "@@SESSION.max_execution_time)";
+}
+
+/* The statement that brings back what we leave as the server and the account have it. */
+static const char *
+limits_of(const rs_mysql_session *session)
+{
+#define COMMON_LIMITS                                                                              \
+	"CONCAT('SET SESSION sql_select_limit = ', @@SESSION.sql_select_limit, "                       \
+	"', sql_safe_updates = ', @@SESSION.sql_safe_updates, "                                        \
+	"', foreign_key_checks = ', @@SESSION.foreign_key_checks, "
+	if (session->is_mariadb)
+		return COMMON_LIMITS "', max_statement_time = ', @@SESSION.max_statement_time)";
+	return COMMON_LIMITS "', max_execution_time = ', @@SESSION.max_execution_time)";
 }
 
 rs_result
@@ -169,8 +184,11 @@ rs_mysql_set_up(rs_mysql_session *session, bool with_autocommit)
 		result =
 			rs_mysql_run(session, "SET SESSION time_zone = '+00:00', completion_type = 'NO_CHAIN', "
 								  "sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'");
+	if (result == RS_DONE && session->limits != NULL)
+		result = rs_mysql_run(session, session->limits);
 	if (result == RS_DONE)
-		result = rs_mysql_run(session, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED");
+		result = rs_mysql_run(session, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, "
+									   "READ WRITE");
 	return result;
 }
 
@@ -192,7 +210,7 @@ keep_text(void *arg, const rs_value *columns, int count)
 static rs_result
 ask_text(rs_mysql_session *session, const char *expression, char **answer)
 {
-	char text[512];
+	char text[1024];
 	const rs_command command = {.text = text, .slot = -1};
 	kept_text kept = {NULL};
 	rs_result result;
@@ -217,6 +235,7 @@ close_session(rs_session *base)
 		mysql_close(session->db);
 	free(session->guard);
 	free(session->settings);
+	free(session->limits);
 	free(session->database);
 	free(session);
 }
@@ -247,6 +266,8 @@ open_session(const rs_url *url, rs_session **opened, rs_error *error)
 		result = rs_mysql_set_up(session, true);
 	if (result == RS_DONE)
 		result = ask_text(session, "DATABASE()", &session->database);
+	if (result == RS_DONE)
+		result = ask_text(session, limits_of(session), &session->limits);
 	if (result == RS_DONE)
 		result = ask_text(session, rs_mysql_settings(session), &session->settings);
 	if (result != RS_DONE)
@@ -301,7 +322,7 @@ rs_mysql_begin(rs_session *base, rs_purpose purpose, const rs_table *table)
 		result = rs_mysql_run(session, level);
 	session->may_be_open = true;
 	if (result == RS_DONE)
-		result = rs_mysql_run(session, "START TRANSACTION");
+		result = rs_mysql_run(session, "START TRANSACTION READ WRITE");
 	session->in_transaction = result == RS_DONE;
 	return result;
 }

@@ -101,6 +101,7 @@ typedef struct rs_mysql_session
 	unsigned long thread_id;
 	MYSQL *killer;  /* the connection of rs_driver.interrupt, once it was needed */
 	char *settings; /* what rs_mysql_settings tells of a session that is as we want it */
+	char *limits;   /* the statement that sets others as they were at the beginning */
 	char *database; /* the URL's, as the server spells it */
 
 	unsigned code;       /* the number of the last error */

@@ -194,7 +194,7 @@ typedef struct read_answer
 {
 	rs_mysql_session *session;
 	rs_answer *answer;
-	rs_result result;
+	bool is_read;
 	bool is_set;
 	bool needs_set_up;
 } read_answer;
@@ -208,6 +208,7 @@ take_answer(void *arg, const rs_value *columns, int count)
 	char outcome[32] = "";
 
 	(void) count;
+	into->is_read = true;
 	into->is_set =
 		columns[0].kind != RS_NULL || columns[1].kind != RS_NULL || columns[2].kind != RS_NULL;
 	into->needs_set_up = columns[3].kind == RS_NULL ||
@@ -251,23 +252,38 @@ take_answer(void *arg, const rs_value *columns, int count)
 #define FORGET_ANSWER                                                                              \
 	"SET @ruststream_outcome = NULL, @ruststream_delay = NULL, @ruststream_reason = NULL"
 
-/*
- * One question for the answer and for the session's settings: those that our statements rely on are
- * put right at once.
- */
+/* One question for the answer and for the session's settings. */
 static rs_result
-ask_answer(rs_mysql_session *session, rs_answer *answer)
+ask(rs_mysql_session *session, read_answer *into)
 {
-	char text[768];
+	char text[1024];
 	const rs_command command = {.text = text, .slot = RS_MYSQL_SLOT_ANSWER};
-	read_answer into = {.session = session, .answer = answer, .result = RS_DONE};
-	rs_result result;
 
 	(void) snprintf(text, sizeof(text),
 					"SELECT @ruststream_outcome, CAST(@ruststream_delay * 1000000 AS SIGNED), "
 					"@ruststream_reason, %s",
 					rs_mysql_settings(session));
-	result = rs_mysql_execute(&session->base, &command, NULL, 0, take_answer, &into, NULL);
+	return rs_mysql_execute(&session->base, &command, NULL, 0, take_answer, into, NULL);
+}
+
+/*
+ * Settings that our statements rely on are put right at once, and before anything else where they
+ * keep even the question from being answered: how long a statement may take, how many rows it
+ * returns.
+ */
+static rs_result
+ask_answer(rs_mysql_session *session, rs_answer *answer)
+{
+	read_answer into = {.session = session, .answer = answer};
+	rs_result result = ask(session, &into);
+
+	if (result == RS_FAILED || (result == RS_DONE && !into.is_read))
+	{
+		session->needs_set_up = true;
+		result = rs_mysql_set_up(session, false);
+		if (result == RS_DONE)
+			result = ask(session, &into);
+	}
 	if (result == RS_DONE && into.is_set)
 		result = rs_mysql_run(session, FORGET_ANSWER);
 	if (result == RS_DONE && into.needs_set_up)

@@ -380,21 +380,27 @@ level_of(const rs_postgres_session *session, rs_purpose purpose, const rs_table 
 	return table->isolation == RS_ISOLATION_DEFAULT ? session->default_isolation : table->isolation;
 }
 
+/*
+ * What is left to the server's defaults is so by the session's settings at the beginning of the
+ * message, in which they are perhaps reset from what a handler has made of them: then it is said.
+ */
 static const char *
-begin_text(rs_purpose purpose, const rs_table *table)
+begin_text(const rs_postgres_session *session, rs_purpose purpose, const rs_table *table)
 {
-	if (purpose == RS_FOR_US)
-		return "BEGIN ISOLATION LEVEL READ COMMITTED; ";
-	switch (table->isolation)
+	rs_isolation level = purpose == RS_FOR_US || session->needs_reset
+							 ? level_of(session, purpose, table)
+							 : table->isolation;
+
+	switch (level)
 	{
 		case RS_ISOLATION_READ_COMMITTED:
-			return "BEGIN ISOLATION LEVEL READ COMMITTED; ";
+			return "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; ";
 		case RS_ISOLATION_REPEATABLE_READ:
-			return "BEGIN ISOLATION LEVEL REPEATABLE READ; ";
+			return "BEGIN ISOLATION LEVEL REPEATABLE READ, READ WRITE; ";
 		case RS_ISOLATION_SERIALIZABLE:
-			return "BEGIN ISOLATION LEVEL SERIALIZABLE; ";
+			return "BEGIN ISOLATION LEVEL SERIALIZABLE, READ WRITE; ";
 		default:
-			return "BEGIN; ";
+			return "BEGIN READ WRITE; ";
 	}
 }
 
@@ -442,7 +448,8 @@ begin(rs_session *base, rs_purpose purpose, const rs_table *table)
 	if (reads_now)
 		write_our_way(session, our_way);
 	(void) snprintf(text, sizeof(text), "%s%s%s%s", resets ? "RESET ROLE; RESET ALL; " : "",
-					resets ? set_up_text(session->connection) : "", begin_text(purpose, table),
+					resets ? set_up_text(session->connection) : "",
+					begin_text(session, purpose, table),
 					handler_first ? "SAVEPOINT ruststream_handler" : our_way);
 	result = rs_postgres_run(session, text);
 	session->in_transaction = result == RS_DONE;

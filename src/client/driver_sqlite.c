@@ -89,7 +89,13 @@ rs_sqlite_fail(rs_sqlite_session *session)
 					 "the database stayed locked: %s", sqlite3_errmsg(session->db));
 		return RS_TRANSIENT;
 	}
-	if (kind == SQLITE_AUTH)
+	if (kind == SQLITE_AUTH && session->denied_setting)
+		rs_error_set(
+			error, RUSTSTREAM_DATABASE, name_of(code),
+			"The connection is ruststream's: foreign_keys and busy_timeout are part of its "
+			"URL, the rest is set through another connection.",
+			"a handler must not change the settings of its connection");
+	else if (kind == SQLITE_AUTH)
 		rs_error_set(error, RUSTSTREAM_DATABASE, name_of(code),
 					 "A handler works inside its delivery's transaction, which is not its to end: "
 					 "answer an outcome instead.",
@@ -202,17 +208,34 @@ check_parameters(const rs_url *url, int64_t *busy_timeout, bool *foreign_keys, r
 	return true;
 }
 
+/* Settings of the connection that our own statements rely on; to read them is no harm. */
+static bool
+is_setting(const char *name)
+{
+	static const char *const settings[] = {"busy_timeout", "foreign_keys", "journal_mode",
+										   "locking_mode", "query_only",   "synchronous"};
+
+	for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++)
+	{
+		if (sqlite3_stricmp(name, settings[i]) == 0)
+			return true;
+	}
+	return false;
+}
+
 static int
 authorize(void *arg, int action, const char *first, const char *second, const char *database,
 		  const char *trigger)
 {
-	const rs_sqlite_session *session = arg;
+	rs_sqlite_session *session = arg;
 
-	(void) first;
-	(void) second;
 	(void) database;
 	(void) trigger;
-	return action == SQLITE_TRANSACTION && session->guards ? SQLITE_DENY : SQLITE_OK;
+	session->denied_setting =
+		action == SQLITE_PRAGMA && session->handles && second != NULL && is_setting(first);
+	return session->denied_setting || (action == SQLITE_TRANSACTION && session->guards)
+			   ? SQLITE_DENY
+			   : SQLITE_OK;
 }
 
 static void
@@ -338,9 +361,31 @@ run_kept(rs_session *base, int slot, const char *text)
 	return result;
 }
 
+/*
+ * A file that was renamed or removed while it is open is served no more: whoever publishes
+ * finds another one by the name, or none, and the journals of the two would be mixed up.
+ */
+rs_result
+rs_sqlite_check_file(rs_session *base)
+{
+	int has_moved = 0;
+
+	if (sqlite3_file_control(of(base)->db, "main", SQLITE_FCNTL_HAS_MOVED, &has_moved) !=
+			SQLITE_OK ||
+		has_moved == 0)
+		return RS_DONE;
+	rs_error_set(&base->error, RUSTSTREAM_UNAVAILABLE, "SQLITE_READONLY",
+				 "Stop what uses a database before its file is replaced.",
+				 "the database's file was renamed or removed");
+	return RS_LOST;
+}
+
 static rs_result
 begin(rs_session *base, rs_purpose purpose, const rs_table *table)
 {
+	/* A call of the system, which a delivery need not pay more than once or twice. */
+	if (purpose == RS_FOR_US && rs_sqlite_check_file(base) != RS_DONE)
+		return RS_LOST;
 	if (purpose == RS_FOR_US || table->mode == RS_MODE_IMMEDIATE)
 		return run_kept(base, SLOT_BEGIN_IMMEDIATE, "BEGIN IMMEDIATE");
 	if (table->mode == RS_MODE_EXCLUSIVE)

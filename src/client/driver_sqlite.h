@@ -54,13 +54,17 @@ typedef struct rs_sqlite_session
 	int handler_count;
 	rs_answer *answer; /* while it runs */
 
-	bool guards; /* a handler runs: transactions are not its to end */
+	bool handles; /* a handler runs: our settings are not its to change */
+	bool guards;  /* .. and transactions are not its to end */
+	bool denied_setting;
 
 	rs_key_file *keys; /* once the advisory lock form is used */
 	int64_t data_version;
 } rs_sqlite_session;
 
 extern rs_result rs_sqlite_fail(rs_sqlite_session *session);
+/* RS_LOST where the file is not the one of its name any more. */
+extern rs_result rs_sqlite_check_file(rs_session *base);
 /* One or more statements without values. */
 extern rs_result rs_sqlite_run(rs_sqlite_session *session, const char *text);
 

@@ -277,7 +277,10 @@ rs_sqlite_forget_handler(rs_sqlite_session *session)
 void
 rs_sqlite_guard(rs_session *base, bool on, bool transactional)
 {
-	((rs_sqlite_session *) base)->guards = on && transactional;
+	rs_sqlite_session *session = (rs_sqlite_session *) base;
+
+	session->handles = on;
+	session->guards = on && transactional;
 }
 
 /* Only its beginning can be: what a later statement needs an earlier one may make. */

@@ -38,9 +38,11 @@ rs_sqlite_find_version(rs_session *base, int64_t *version)
 	static const rs_command read = {.text = "SELECT max(version) FROM ruststream_version",
 									.slot = -1};
 	int64_t count = 0;
-	rs_result result = base->driver->execute(base, &exists, NULL, 0, read_number, &count, NULL);
+	rs_result result = rs_sqlite_check_file(base);
 
 	*version = 0;
+	if (result == RS_DONE)
+		result = base->driver->execute(base, &exists, NULL, 0, read_number, &count, NULL);
 	if (result == RS_DONE && count > 0)
 		result = base->driver->execute(base, &read, NULL, 0, read_number, version, NULL);
 	return result;

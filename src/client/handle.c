@@ -14,36 +14,6 @@
 #include <string.h>
 
 bool
-rs_is_utf8(const char *text, size_t length)
-{
-	for (size_t i = 0; i < length;)
-	{
-		unsigned char lead = (unsigned char) text[i];
-		size_t more = lead < 0x80                   ? 0
-					  : lead >= 0xC2 && lead < 0xE0 ? 1
-					  : lead >= 0xE0 && lead < 0xF0 ? 2
-					  : lead >= 0xF0 && lead < 0xF5 ? 3
-													: length;
-
-		if (more >= length - i)
-			return false;
-		for (size_t n = 1; n <= more; n++)
-		{
-			unsigned char next = (unsigned char) text[i + n];
-
-			if ((next & 0xC0) != 0x80)
-				return false;
-			/* Overlong forms, surrogates, and what is beyond Unicode. */
-			if (n == 1 && ((lead == 0xE0 && next < 0xA0) || (lead == 0xED && next > 0x9F) ||
-						   (lead == 0xF0 && next < 0x90) || (lead == 0xF4 && next > 0x8F)))
-				return false;
-		}
-		i += more + 1;
-	}
-	return true;
-}
-
-bool
 rs_decode_payload(rs_work *work)
 {
 	rs_decode wanted = work->worker->plan.decode;
@@ -126,10 +96,13 @@ static rs_result
 call_callback(rs_work *work)
 {
 	rs_session *session = work->worker->handle->session;
-	ruststream_outcome answer = work->worker->handler(&work->delivery, work->worker->handler_arg);
+	ruststream_outcome answer;
 	const char *reason = work->answer.reason;
 	rs_result result = RS_FAILED;
 
+	work->delivery.handle->in_handler = true;
+	answer = work->worker->handler(&work->delivery, work->worker->handler_arg);
+	work->delivery.handle->in_handler = false;
 	if (rs_take_outcome(&work->answer, answer))
 		return RS_DONE;
 	if (answer == RUSTSTREAM_FAIL && session->driver->judge_failure != NULL)
@@ -200,7 +173,9 @@ rs_handle(rs_work *work)
 		return RS_DONE;
 	}
 	work->holds_lease = work->token[0] != '\0';
+	worker->has_handled = true;
 	result = call_handler(work);
+	rs_make_utf8(work->answer.reason);
 	rs_watch_handler_ended(&worker->watch, &timed_out);
 	RS_FAILPOINT("after_handler");
 

@@ -44,6 +44,9 @@ extern char **environ;
 #define LOOK_MS 50
 #define TERM_MS 5000
 
+/* What a pipe holds at the most, unless somebody makes it larger. */
+#define PIPE_SIZE 65536
+
 /* The ends of the pipes to a program; -1 once closed.  What it says is kept up to here. */
 typedef struct running
 {
@@ -247,8 +250,8 @@ keep_said(running *child, const char *bytes, size_t length)
 	child->said_length += length;
 }
 
-/* How much has been heard; 0: nothing for now, or nothing more. */
-static size_t
+/* Take what it says now; false: nothing. */
+static bool
 listen_to(running *child, int *end, bool is_output)
 {
 	char buffer[4096];
@@ -260,7 +263,7 @@ listen_to(running *child, int *end, bool is_output)
 	if (is_output)
 	{
 		keep_said(child, buffer, length);
-		return length;
+		return got > 0;
 	}
 	for (size_t i = 0; i < length; i++)
 	{
@@ -274,7 +277,19 @@ listen_to(running *child, int *end, bool is_output)
 		}
 		child->complained[child->complained_length++] = buffer[i];
 	}
-	return length;
+	return got > 0;
+}
+
+/* What it has said before its end is in the pipe; what it has left running may say more for ever.
+ */
+static void
+hear_out(running *child, int *end, bool is_output)
+{
+	for (size_t heard = 0; *end >= 0 && heard < PIPE_SIZE; heard += 4096)
+	{
+		if (!listen_to(child, end, is_output))
+			return;
+	}
 }
 
 /* Talk for a little while. */
@@ -323,12 +338,8 @@ converse(running *child, rs_watch *watch)
 		else if (rs_monotonic() - killed_at > TERM_MS * RS_MILLISECOND)
 			(void) kill(-child->pid, SIGKILL);
 	}
-	/* What is in the pipe still; a process that it has left running may go on for ever. */
-	while (child->output >= 0 && !child->said_too_much &&
-		   listen_to(child, &child->output, true) > 0)
-		continue;
-	if (child->errors >= 0)
-		(void) listen_to(child, &child->errors, false);
+	hear_out(child, &child->output, true);
+	hear_out(child, &child->errors, false);
 	return ended == child->pid ? status : -1;
 }
 

@@ -138,7 +138,7 @@ ruststream_publish(ruststream *handle, const ruststream_task *task, char *id, si
 	rs_plan plan = {.arena = &arena};
 	returned_id returned = {.text = id, .size = id != NULL ? size : 0};
 	rs_table table;
-	ruststream_code code = rs_begin_call(handle);
+	ruststream_code code = rs_begin_call_in_handler(handle);
 
 	if (code != RUSTSTREAM_OK)
 		return code;

@@ -34,6 +34,9 @@
  *			called from any thread, and the former from a signal handler.  A
  *			worker has threads of its own (for leases); they block all signals and
  *			call nothing of yours.
+ * Losses	Where the connection is lost, calls with the handle return
+ *			RUSTSTREAM_UNAVAILABLE from then on: close it and open another one.  A worker
+ *			connects again by itself.
  * Units	Times are in milliseconds, lengths in bytes, text is UTF-8.  A pointer
  *			that may be NULL says so; otherwise it may not.
  * Zero		In the structures that you fill in, zero (NULL, false) means "not
@@ -336,7 +339,8 @@ typedef enum ruststream_outcome
 /* A row in work, for the length of its handler. */
 typedef struct ruststream_delivery
 {
-	ruststream *handle; /* publishing through it is part of the delivery */
+	ruststream *handle; /* publishing through it is part of the delivery; other calls with it
+						 * return RUSTSTREAM_MISUSE, and to close it does nothing */
 	const char *subscription;
 	const char *queue;
 	const char *id;      /* as text; bytes as \x and their hexadecimal digits */

@@ -133,6 +133,34 @@ still_held(rs_watch *watch, uint64_t generation, int number)
 			   : NULL;
 }
 
+static void
+close_own(rs_watch *watch)
+{
+	if (watch->own != NULL)
+		watch->driver->close(watch->own);
+	watch->own = NULL;
+}
+
+/* The time by the thread's own connection, which is made where there is none, or none any more. */
+static rs_result
+ask_time(rs_watch *watch, int64_t *now)
+{
+	rs_result result = RS_LOST;
+	rs_error error;
+
+	for (int i = 0; i < 2 && result == RS_LOST; i++)
+	{
+		result = RS_DONE;
+		if (watch->own == NULL)
+			result = watch->driver->open(watch->url, &watch->own, &error);
+		if (result == RS_DONE)
+			result = watch->driver->now(watch->own, now);
+		if (result == RS_LOST)
+			close_own(watch);
+	}
+	return result;
+}
+
 /*
  * Extend a lease; the mutex is held at the beginning and at the end, and not while the database
  * is asked.  A lease that is found to be somebody else's is left to the settlement, whose guard
@@ -143,17 +171,13 @@ extend(rs_watch *watch, int number)
 {
 	rs_lease *lease;
 	extension next;
-	rs_error error;
 	int64_t now = 0;
 	int64_t found = 0;
-	rs_result result = RS_DONE;
+	rs_result result;
 	uint64_t generation = watch->generation;
 
 	pthread_mutex_unlock(&watch->mutex);
-	if (watch->own == NULL)
-		result = watch->driver->open(watch->url, &watch->own, &error);
-	if (result == RS_DONE)
-		result = watch->driver->now(watch->own, &now);
+	result = ask_time(watch, &now);
 	pthread_mutex_lock(&watch->mutex);
 	lease = still_held(watch, generation, number);
 	if (lease == NULL)
@@ -168,10 +192,7 @@ extend(rs_watch *watch, int number)
 	result = write_extension(watch->own, &next, &found);
 	free(next.id_text);
 	if (result == RS_LOST)
-	{
-		watch->driver->close(watch->own);
-		watch->own = NULL;
-	}
+		close_own(watch);
 	else if (result != RS_DONE)
 		(void) watch->driver->rollback(watch->own);
 
@@ -263,8 +284,7 @@ watch_main(void *arg)
 		wait_until(watch, until);
 	}
 	pthread_mutex_unlock(&watch->mutex);
-	if (watch->own != NULL)
-		watch->driver->close(watch->own);
+	close_own(watch);
 	return NULL;
 }
 

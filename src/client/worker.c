@@ -366,7 +366,7 @@ ruststream_worker_close(ruststream_worker *worker)
 {
 	ruststream *handle;
 
-	if (worker == NULL)
+	if (worker == NULL || worker->handle->in_handler)
 		return;
 	handle = worker->handle;
 	flush_counts(worker);
@@ -506,12 +506,31 @@ prepare(ruststream_worker *worker)
 	return worker->is_paused ? RS_PROGRESS_NOTHING : RS_PROGRESS_DELIVERED;
 }
 
+/*
+ * What a handler has left in its session may be why nothing works any more: the next attempt
+ * is made through a new one.
+ */
+static void
+leave_session(ruststream_worker *worker)
+{
+	rs_error kept = worker->handle->error;
+
+	worker->has_handled = false;
+	worker->is_loaded = false;
+	(void) rs_reconnect(worker->handle);
+	worker->handle->error = kept;
+}
+
 static rs_progress
 step(ruststream_worker *worker)
 {
 	rs_progress progress = prepare(worker);
 
-	return progress == RS_PROGRESS_DELIVERED ? rs_deliver(worker) : progress;
+	if (progress == RS_PROGRESS_DELIVERED)
+		progress = rs_deliver(worker);
+	if (progress == RS_PROGRESS_BROKEN && worker->has_handled)
+		leave_session(worker);
+	return progress;
 }
 
 ruststream_code
@@ -519,6 +538,8 @@ ruststream_worker_step(ruststream_worker *worker, bool *delivered)
 {
 	rs_progress progress;
 
+	if (worker->handle->in_handler)
+		return rs_begin_call(worker->handle);
 	memset(&worker->handle->error, 0, sizeof(worker->handle->error));
 	do
 	{
@@ -543,6 +564,7 @@ rest_broken(ruststream_worker *worker)
 	char state[sizeof(worker->state)];
 
 	(void) snprintf(state, sizeof(state), "broken: %.240s", handle->error.message);
+	rs_make_utf8(state);
 	if (strcmp(state, worker->state) != 0)
 		rs_tell(handle, "subscription \"%s\": %s%s%s", worker->name, handle->error.message,
 				handle->error.hint[0] != '\0' ? ". " : "", handle->error.hint);
@@ -609,6 +631,8 @@ ruststream_worker_run(ruststream_worker *worker, ruststream_run how)
 {
 	ruststream *handle = worker->handle;
 
+	if (handle->in_handler)
+		return rs_begin_call(handle);
 	memset(&handle->error, 0, sizeof(handle->error));
 	while (!atomic_load(&worker->stops))
 	{

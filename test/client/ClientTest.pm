@@ -10,7 +10,7 @@ use IO::Handle;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(new_database run start finish sql refuses wait_for url program);
+our @EXPORT = qw(new_database run start finish said sql refuses wait_for url program);
 
 my $directory = tempdir('ruststream-client.XXXXXX', TMPDIR => 1, CLEANUP => 1);
 my $program = $ENV{RUSTSTREAM} // dirname(__FILE__) . '/build/library/ruststream';
@@ -68,6 +68,19 @@ sub finish
 	waitpid($child->{pid}, 0);
 	my $code = $? & 127 ? -($? & 127) : $? >> 8;
 	return ($code, map { contents("$child->{files}.$_") } qw(out err));
+}
+
+# Has it said so on its standard error?  Waits for a minute at the most.
+sub said
+{
+	my ($child, $pattern) = @_;
+	my $until = time() + 60;
+	while (time() < $until)
+	{
+		return 1 if contents("$child->{files}.err") =~ $pattern;
+		sleep 0.02;
+	}
+	return 0;
 }
 
 sub contents

@@ -5,6 +5,7 @@ use FindBin;
 use lib $FindBin::Bin;
 use ClientTest;
 use File::Temp qw(tempfile);
+use IO::Socket::INET;
 use Test::More;
 use Time::HiRes qw(sleep);
 
@@ -33,11 +34,19 @@ for my $case (
 	[['subscribe', $url, 'a', 'b', '--lease'], '--lease needs an argument'],
 	[['status', 'oracle://x'], 'its scheme is none that is served'],
 	[['status', '-'], 'RUSTSTREAM_URL is not set'],
+	[['status', 'mysql://u:s3cret@h/d', '-xh'], 'unknown option -x'],
+	[['status', '@/dev/null'], 'no URL can be read from "/dev/null": it is empty'],
 	[['status', '@/nonexistent'], 'no URL can be read from "/nonexistent"'])
 {
 	delete $ENV{RUSTSTREAM_URL};
 	($code, $out, $err) = run(@{ $case->[0] });
 	ok($code == 2 && index($err, $case->[1]) >= 0 && $out eq '', "usage: $case->[1]") or diag("$code: $err");
+	unlike($err, qr/s3cret/, '.. and no password in it');
+}
+for my $case ([['status', '--json'], 2], [['status', $url, '--json', '--colour'], 2], [['walk', '--json'], 2])
+{
+	($code, $out, $err) = run(@{ $case->[0] });
+	ok($code == $case->[1] && $err =~ /^\{"error":".*","hint":"Try: .*","state":null,"exit_code":$case->[1]\}\n$/, "in JSON: @{ $case->[0] }") or diag("$code: $err");
 }
 
 # ------------------------------------------------------------------- exit codes
@@ -55,6 +64,9 @@ is((run('install', $url))[0], 0, 'install is idempotent');
 for my $case (
 	[['--lease', '5 parsecs'], '--lease takes a time'],
 	[['--lease', '-1s'], '--lease takes a time'],
+	[['--lease', 'nan'], '--lease takes a time'],
+	[['--lease', '0'], '--lease takes 1ms at least'],
+	[['--retry-delay', '0.1ms'], '--retry-delay takes 1ms at least'],
 	[['--workers', 'many'], '--workers takes a number'],
 	[['--workers', '65'], '--workers takes a number'])
 {
@@ -62,6 +74,21 @@ for my $case (
 	ok($code == 2 && index($err, $case->[1]) >= 0, "usage: @{ $case->[0] }");
 }
 is((run('status', $url))[1], "no subscriptions\n", 'status of nothing');
+for my $case (['>/dev/full', 1], ['>&-', 1], ['>&- <&- 2>&-', 1])
+{
+	for my $command ("status '$url'", "publish '$url' leased x", 'help', '--version')
+	{
+		is(system(program() . " $command $case->[0] 2>/dev/null") >> 8, $case->[1], "output that cannot be written is an error: $command $case->[0]");
+	}
+}
+is(sql("SELECT count(*) FROM leased"), 3, '.. of what is done all the same');
+sql('DELETE FROM leased');
+like(`@{[program()]} status '$url' 2>&1 >/dev/full`, qr/the output cannot be written: No space left/, '.. which says why');
+{
+	# What is opened in their place would be written our messages.
+	my $files = `exec 2>&1 <&-; @{[program()]} status '$url' >&-; echo \$?`;
+	is($files, "ruststream: the output cannot be written: Bad file descriptor\n1\n", 'closed files stay closed');
+}
 {
 	local $ENV{RUSTSTREAM_URL} = $url;
 	is((run('status', '-'))[0], 0, 'the URL from the environment');
@@ -70,8 +97,28 @@ is((run('status', $url))[1], "no subscriptions\n", 'status of nothing');
 	close $handle;
 	is((run('status', "\@$file"))[0], 0, 'the URL from a file');
 }
+SKIP:
+{
+	# A server that never answers, so that there is time to look.
+	my $listener = IO::Socket::INET->new(Listen => 5, LocalAddr => '127.0.0.1') or skip 'no socket', 1;
+	my $place = '127.0.0.1:' . $listener->sockport;
+	my %shown = ("mysql://u:s3cret\@$place/d" => "mysql://u:xxxxxx\@$place/d",
+		"postgres://u:s3\@cret\@$place/d?password=s3cret&connect_timeout=60" => "postgres://u:xxxxxxx\@$place/d?password=xxxxxx&connect_timeout=60");
+	for my $secret (sort keys %shown)
+	{
+		my ($engine) = $secret =~ /^(\w+)/;
+		next unless `@{[program()]} --version` =~ /\b$engine\b/;
+		my $child = start({}, 'status', $secret);
+		accept(my $connection, $listener);
+		open(my $in, '<', "/proc/$child->{pid}/cmdline") or skip 'no /proc', 1;
+		is((split /\0/, readline $in)[2], $shown{$secret}, "a password is painted over: $engine");
+		kill 'KILL', $child->{pid};
+		finish($child);
+	}
+}
 is((run('pause', $url, 'nobody'))[0], 3, 'not found: 3');
 is((run('work', $url, 'nobody', '--drain'))[0], 3, 'no such subscription to work on: 3');
+is((run('work', $url, 'nobody', '--drain', '--json'))[2], qq({"error":"there is no subscription \\"nobody\\"","hint":null,"state":null,"exit_code":3}\n), '.. in JSON');
 ($code, $out, $err) = run('describe', $url, 'effect', '--id', 'number');
 ok($code == 4 && $err =~ /SQLite has no row lock form/ && $err =~ /hint: Name a column for the lease/, 'refused: 4');
 ($code, $out, $err) = run('describe', $url, 'effect', '--id', 'number', '--lock-key', '{number', '--json');
@@ -138,6 +185,8 @@ for my $case (
 	['echo 3600 not now; exit 11', '2 waits', 'not now'],
 	['exit 12', '', ''],
 	['echo bad >&2; echo worse >&2; exit 3', '2 waits', 'worse: the program ended with status 3'],
+	['printf "\\377\\303" >&2; head -c 60000 /dev/zero | tr "\\0" x >&2; printf "\\nat \\377last\\n" >&2; exit 3', '2 waits', 'at ?last: the program ended with status 3'],
+	['printf "\\377why\\303"; exit 12', '', '?why'],
 	['kill -9 $$', '2 waits', 'the program was ended by signal 9'],
 	['exit 14', '2 waits', 'the program ended with status 14'],
 	['[ "$(cat)" = "pay load" ] && [ $RUSTSTREAM_ATTEMPT = 1 ] && [ $RUSTSTREAM_QUEUE = leased ] && [ $RUSTSTREAM_ID = 1 ]', '', ''])
@@ -195,6 +244,28 @@ like($err, qr/released row 2 \(attempt 1\)/, 'past the grace period its row is r
 is(sql('SELECT attempt || ifnull(locked_until, 0) FROM leased'), '20', 'guarded, its attempt counted');
 is(sql('SELECT count(*) FROM ruststream_failure'), 0, 'and it is no failure');
 
+# -------------------------------------------------- what handlers may leave
+
+new_database();
+for my $setting ('busy_timeout = 0', 'query_only = on', 'locking_mode = exclusive', 'foreign_keys(off)')
+{
+	sql("DELETE FROM ruststream_failure; DELETE FROM leased; INSERT INTO leased (payload) VALUES ('a')");
+	run('subscribe', $url, 's', 'leased', '--handler', "INSERT INTO effect (id) VALUES (:id); PRAGMA $setting", '--retry-delay', '1h');
+	run('work', $url, '--drain');
+	like(sql('SELECT message FROM ruststream_failure'), qr/must not change the settings/, "a handler that sets $setting fails");
+}
+is(sql('SELECT count(*) FROM effect'), 0, '.. without an effect');
+sql('DELETE FROM leased');
+run('subscribe', $url, 's', 'leased', '--handler', 'INSERT INTO effect (id) VALUES (:id); PRAGMA query_only; CREATE TEMP TABLE IF NOT EXISTS ruststream_subscription (x)', '--poll-interval', '50ms');
+$worker = start({}, 'work', $url);
+sql("INSERT INTO leased (payload) VALUES ('a')");
+ok(wait_for('SELECT count(*) FROM effect', 1), 'a handler that hides our tables from its connection works');
+ok(said($worker, qr/no such column/), '.. until they are needed');
+sql("INSERT INTO leased (payload) VALUES ('b')");
+ok(wait_for('SELECT count(*) FROM effect', 2), '.. and then through another one');
+kill 'TERM', $worker->{pid};
+is((finish($worker))[0], 0, '.. and ends in order');
+
 # ----------------------------------------------------- changes while it works
 
 new_database();
@@ -216,6 +287,19 @@ ok(wait_for("SELECT state LIKE 'broken: %' FROM ruststream_status", 1), 'a broke
 sql('ALTER TABLE away RENAME TO leased');
 sql("INSERT INTO leased (payload) VALUES ('c')");
 ok(wait_for('SELECT count(*) FROM leased', 0), 'and recovers when the cause is mended');
+
+# The database is brought back from a backup, as it were, under a worker that should have been stopped before.
+my $file = $url =~ s/^sqlite://r;
+sql(".backup $file.backup");
+rename("$file$_", "$file.away$_") for ('', '-wal', '-shm');
+rename("$file.backup", $file) or die;
+sql("DELETE FROM effect; INSERT INTO leased (payload) VALUES ('d')");
+ok(wait_for('SELECT count(*) FROM effect', 1), 'the file that has the name now is the one that is served');
+rename($file, "$file.away");
+ok(said($worker, qr/unable to open database file/), '.. and none where there is none');
+rename("$file.away", $file);
+sql("INSERT INTO leased (payload) VALUES ('e')");
+ok(wait_for('SELECT count(*) FROM effect', 2), '.. and it again when it is back');
 kill 'TERM', $worker->{pid};
 is((finish($worker))[0], 0, 'and ends in order');
 

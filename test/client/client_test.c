@@ -215,6 +215,51 @@ by_payload(ruststream_delivery *delivery, void *arg)
 	return RUSTSTREAM_ACK;
 }
 
+/* With the delivery's handle a handler may publish; anything else would end its transaction. */
+static ruststream_outcome
+misuses(ruststream_delivery *delivery, void *arg)
+{
+	ruststream *db = delivery->handle;
+	ruststream_worker *own = *(ruststream_worker **) arg;
+	ruststream_worker *another;
+	const ruststream_queue queue = {.table = "leased", .id_column = "id"};
+	const ruststream_subscription subscription = {.name = "t", .queue = "leased"};
+	int misused = 0;
+
+	write_effect(delivery);
+	misused += ruststream_install(db, false) == RUSTSTREAM_MISUSE;
+	misused += ruststream_describe(db, &queue) == RUSTSTREAM_MISUSE;
+	misused += ruststream_forget(db, "leased") == RUSTSTREAM_MISUSE;
+	misused += ruststream_subscribe(db, &subscription) == RUSTSTREAM_MISUSE;
+	misused += ruststream_unsubscribe(db, "s") == RUSTSTREAM_MISUSE;
+	misused += ruststream_pause(db, "s") == RUSTSTREAM_MISUSE;
+	misused += ruststream_look(db, NULL, NULL, NULL) == RUSTSTREAM_MISUSE;
+	misused += ruststream_each_subscription(db, NULL, NULL) == RUSTSTREAM_MISUSE;
+	misused += ruststream_worker_open(db, "s", misuses, NULL, &another) == RUSTSTREAM_MISUSE;
+	misused += ruststream_worker_step(own, NULL) == RUSTSTREAM_MISUSE;
+	misused += ruststream_worker_run(own, RUSTSTREAM_DRAIN) == RUSTSTREAM_MISUSE;
+	ok(misused == 11, "inside a handler everything but publishing is misuse");
+	ruststream_worker_close(own);
+	ruststream_close(db);
+	return RUSTSTREAM_DISCARD;
+}
+
+static void
+test_misuse(void)
+{
+	ruststream *db = begin();
+	ruststream_worker *worker;
+
+	subscribe(db, "leased", 0, 0);
+	(void) sql("INSERT INTO leased (payload) VALUES ('a')");
+	must(db, ruststream_worker_open(db, "s", misuses, &worker, &worker));
+	must(db, ruststream_worker_run(worker, RUSTSTREAM_DRAIN));
+	is(sql("SELECT count(*) || (SELECT count(*) FROM leased) FROM effect"), "00",
+	   ".. and harmless");
+	ruststream_worker_close(worker);
+	ruststream_close(db);
+}
+
 static void
 test_outcomes(void)
 {
@@ -1033,6 +1078,7 @@ main(int argc, char **argv)
 	(void) snprintf(url, sizeof(url), "sqlite:%s", path);
 
 	test_outcomes();
+	test_misuse();
 	test_long_handler();
 	test_lost_lease("ack");
 	test_lost_lease("retry");

@@ -176,6 +176,8 @@ BEGIN
 	SET SESSION time_zone = '+05:00', sql_mode = 'ANSI_QUOTES', autocommit = 0, timestamp = 1;
 	SET NAMES latin1;
 	SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE;
+	SET SESSION TRANSACTION READ ONLY;
+	SET SESSION foreign_key_checks = 0, sql_safe_updates = 1;
 	INSERT INTO effect (id, attempt) VALUES (id, 1);
 END//
 CREATE PROCEDURE answers (IN payload TEXT, OUT outcome TEXT, OUT delay DECIMAL(10, 3), OUT reason TEXT)
@@ -235,6 +237,13 @@ is(left(), '02', 'a handler that changes the settings of its session');
 sql("INSERT INTO jobs (payload) VALUES ('c')");
 ($code, $out, $err) = finish(start({}, 'work', $url, '--drain'));
 is(left(), '03', '.. spoils nothing');
+for my $limit ('sql_select_limit = 0', 'max_statement_time = 0.000001')
+{
+	sql("DELETE FROM effect; INSERT INTO jobs (payload) VALUES ('a'), ('b')");
+	subscribe("$EFFECT; SET \@ruststream_outcome = 'discard', SESSION $limit");
+	work();
+	is(left(), '00', ".. nor does one that limits what its session may do, by $limit: it has answered");
+}
 
 for my $case (['ack', 0], ['discard', 0], ['retry_after', 1], ['dead_letter', 1], ['undecodable', 1], ['whatever', 1])
 {
@@ -264,6 +273,20 @@ sql('UPDATE jobs SET retry_after = NULL');
 subscribe("$EFFECT; SET \@ruststream_outcome = 'discard'", qw(--transactional off));
 work();
 is(left(), '01', 'otherwise its writes are kept whatever it answers');
+sql("DELETE FROM effect; INSERT INTO jobs (payload) VALUES ('a'), ('b')");
+subscribe("$EFFECT; SET TRANSACTION READ ONLY", '--transactional', 'off');
+work();
+is(left(), '02', 'and what it says of the next transaction is not meant for ours');
+
+# What is said of an outcome or an error may be anything, and is kept: cut to fit, and as UTF-8.
+must('subscribe', $url, 's', 'jobs', '--exec', q{printf '\377why'; exit 12});
+sql("DELETE FROM ruststream_failure; INSERT INTO jobs (payload) VALUES ('x')");
+work();
+is(sql('SELECT COUNT(*), (SELECT message FROM ruststream_failure) FROM jobs'), '0 ?why', 'a program that says something that is no text');
+subscribe("SET \@ruststream_outcome = 'discard', \@ruststream_reason = REPEAT('é', 600)");
+sql("DELETE FROM ruststream_failure; INSERT INTO jobs (payload) VALUES ('x')");
+work();
+is(sql("SELECT COUNT(*), (SELECT message = REPEAT('é', 511) FROM ruststream_failure) FROM jobs"), '0 1', '.. and a reason that is cut inside a character');
 
 # ------------------------------------------------------- isolation and locks
 
@@ -384,6 +407,18 @@ subscribe("$EFFECT; DO SLEEP(3)", '--lease', '1s');
 my @workers = map { start_worker() } 1 .. 2;
 ok(wait_for($LEFT, '01'), 'a handler outlives its lease, which is extended');
 is(sql('SELECT attempt FROM effect'), 1, '.. and nobody else took the row');
+stop_worker($_) for @workers;
+
+sql("DELETE FROM effect; INSERT INTO jobs (payload) VALUES ('x')");
+@workers = (start_worker());
+ok(wait_for("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = 'app' AND COMMAND = 'Sleep'", 1), 'a lease is extended by another connection');
+ok(wait_for($LEFT, '01'), '.. until the handler ends');
+my $other = sql("SELECT MAX(ID) FROM information_schema.PROCESSLIST WHERE DB = 'app' AND ID <> CONNECTION_ID()");
+sql("KILL CONNECTION $other; INSERT INTO jobs (payload) VALUES ('x')");
+ok(wait_for("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep'", 1), 'that one is lost between two handlers');
+push @workers, start_worker();
+ok(wait_for($LEFT, '02'), '.. and made anew');
+is(sql('SELECT GROUP_CONCAT(attempt) FROM effect'), '1,1', '.. in time');
 stop_worker($_) for @workers;
 
 sql('DELETE FROM effect');

@@ -106,13 +106,18 @@ pg(q{INSERT INTO locked (payload) VALUES ('{"k": "v", "n": 7}')});
 is((run('work', $url, '--drain'))[0], 0, '.. runs');
 is(pg('SELECT id, note FROM effect ORDER BY number'), "1|:id':id;:id; \$\$:id v1\n7|{2,3}", '.. and only its parameters are replaced');
 
-is(subscribe('locked', q{SELECT set_config('search_path', 'pg_temp', false), set_config('DateStyle', 'German', false), set_config('TimeZone', 'Asia/Kolkata', false); SET ROLE pg_monitor}), '',
+is(subscribe('locked', q{SELECT set_config('search_path', 'pg_temp', false), set_config('DateStyle', 'German', false), set_config('TimeZone', 'Asia/Kolkata', false); SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE, READ ONLY; SET ROLE pg_monitor}), '',
 	'a handler that sets what it should not');
 pg('TRUNCATE effect', q{INSERT INTO locked (payload) VALUES ('1'), ('2')}, q{INSERT INTO locked (payload, retry_after) VALUES ('3', clock_timestamp() + interval '1 s')});
 my $worker = start({}, 'work', $url);
 becomes('SELECT count(*) FROM locked', '0', '.. neither stops the next delivery, nor the one that is due later');
 kill 'TERM', $worker->{pid};
 is((finish($worker))[0], 0, '.. nor the end of the worker');
+is(subscribe('locked', q{INSERT INTO effect (note) VALUES (current_setting('transaction_isolation')); SET default_transaction_isolation = 'serializable'}), '',
+	'a handler that sets the level of what follows');
+pg('TRUNCATE effect', q{INSERT INTO locked (payload) VALUES ('1'), ('2')});
+run('work', $url, '--drain');
+is(pg('SELECT DISTINCT note FROM effect'), 'read committed', '.. has not set that of the next delivery');
 
 is(subscribe('locked', q{COPY effect TO STDOUT}, '--on-error', 'discard'), '', 'a handler that copies to its client');
 pg(q{INSERT INTO locked (payload) VALUES ('1'), ('2')});
@@ -150,6 +155,18 @@ is(pg(q{SELECT pid FROM pg_stat_activity WHERE usename = 'server'}), $session, '
 kill 'TERM', $refused->{pid};
 finish($refused);
 pg('DROP OWNED BY server', 'DROP ROLE server');
+# What is said of an outcome or an error may be anything, and is kept: cut to fit, and as UTF-8.
+run('subscribe', $url, 's', 'leased', '--exec', q{printf '\377why'; exit 12});
+pg('DELETE FROM ruststream_failure', q{INSERT INTO leased (payload) VALUES ('1')});
+run('work', $url, '--drain');
+is(pg('SELECT count(*), (SELECT message FROM ruststream_failure) FROM leased'), '0|?why', 'a program that says something that is no text');
+for my $handler (q{SELECT ruststream_discard(repeat('é', 600))}, q{DO $$ BEGIN RAISE EXCEPTION '%', repeat('é', 600); END $$})
+{
+	subscribe('leased', $handler, '--on-error', 'discard');
+	pg('DELETE FROM ruststream_failure', q{INSERT INTO leased (payload) VALUES ('1')});
+	run('work', $url, '--drain');
+	is(pg(q{SELECT count(*), (SELECT message = repeat('é', 511) FROM ruststream_failure) FROM leased}), '0|t', ".. and a text that is cut inside a character: $handler");
+}
 
 # ------------------------------------------------------------- callbacks
 
@@ -218,6 +235,10 @@ pg(q{INSERT INTO leased (payload) VALUES ('1')});
 $worker = start({}, 'work', $url);
 becomes('SELECT count(*) FROM leased', '0', 'a handler outlives its lease, which is extended');
 is(pg('SELECT string_agg(attempt::text, $$,$$) FROM effect'), '1', '.. and nobody else had the row');
+is(pg(q{SELECT count(pg_terminate_backend(pid)) > 0 FROM pg_stat_activity WHERE application_name = 'ruststream' AND query ~ '^UPDATE.*locked_until' AND state = 'idle'}), 't',
+	'.. by a connection that is lost then');
+pg(q{INSERT INTO leased (payload) VALUES ('1')});
+becomes('SELECT string_agg(attempt::text, $$,$$) FROM effect', '1,1', '.. and made anew, in time');
 kill 'TERM', $worker->{pid};
 finish($worker);
 
