@@ -37,6 +37,7 @@ enum
 	RS_MYSQL_WRONG_ARGUMENTS = 1318,
 	RS_MYSQL_NEEDS_PREPARING = 1615,
 	RS_MYSQL_UNKNOWN_STATEMENT = 1243,
+	RS_MYSQL_UNPREPARABLE = 1295,
 	RS_MYSQL_SIGNAL = 1644, /* one of a handler's own */
 	RS_MYSQL_SHUTDOWN = 1053,
 	RS_MYSQL_CONNECTION_KILLED = 1927,
@@ -84,6 +85,7 @@ typedef struct rs_mysql_handler_statement
 	rs_mysql_statement statement;
 	rs_mysql_argument arguments[RS_MYSQL_MAX_ARGUMENTS];
 	int argument_count;
+	bool is_text; /* run as text, since the server does not prepare it */
 } rs_mysql_handler_statement;
 
 typedef struct rs_mysql_session
