@@ -1,4 +1,4 @@
-# A private server of MariaDB or MySQL in a directory of its own: no TCP, nobody's configuration, ended with the test.
+# A private server of MariaDB or MySQL in a directory of its own: nobody's configuration, ended with the test.
 #
 #	my $server = MysqlServer->new(log_bin => undef, binlog_format => 'STATEMENT');
 #	$server->sql('SELECT 1');           the answer, columns separated by spaces, NULL as "NULL"
@@ -12,6 +12,7 @@ use strict;
 use warnings;
 
 use File::Temp qw(tempdir);
+use IO::Socket::INET;
 use IPC::Open2;
 use Time::HiRes qw(sleep time);
 
@@ -66,20 +67,31 @@ sub install
 	return;
 }
 
-# new(kind => 'mysql', SETTING => VALUE, ..): further settings of the server; undef where it has no value.
+# A port of 127.0.0.1 that nothing listens on.
+sub free_port
+{
+	my $socket = IO::Socket::INET->new(LocalAddr => '127.0.0.1', LocalPort => 0, Listen => 1) or die "socket: $!\n";
+	return $socket->sockport;
+}
+
+# new(SETTING => VALUE, ..): settings of the server; undef where one has no value.  kind says which server; tcp => 1
+# has it listen on {port} of this machine, too.
 sub new
 {
 	my ($class, %options) = @_;
 	my $kind = delete $options{kind} // kind();
+	my $port = delete $options{tcp} ? free_port() : 0;
 	my $directory = tempdir("ruststream-$kind.XXXXXX", TMPDIR => 1, CLEANUP => 1);
-	my $self = bless { directory => $directory, database => 'app', kind => $kind }, $class;
+	my $self = bless { directory => $directory, database => 'app', kind => $kind, port => $port }, $class;
 	# A server does not run as root: then as the user that its package has made.
 	my @user = $> == 0 ? ('--user=mysql') : ();
-	my @settings = qw(--skip-networking --innodb-flush-log-at-trx-commit=2 --innodb-buffer-pool-size=32M --sync-binlog=0);
+	my @settings = qw(--innodb-flush-log-at-trx-commit=2 --innodb-buffer-pool-size=32M --sync-binlog=0);
 
-	# What MySQL does unasked: a log, certificates of its own.
+	push @settings, $port ? ('--bind-address=127.0.0.1,127.0.0.2', "--port=$port") : '--skip-networking';
+	# What is there unasked: a log, certificates.
 	push @settings, qw(--mysqlx=OFF --secure-file-priv=NULL), exists $options{log_bin} ? () : '--skip-log-bin',
 	  exists $options{ssl_cert} ? () : '--tls-version=' if $kind eq 'mysql';
+	push @settings, '--skip-ssl' if $kind eq 'mariadb' && !exists $options{ssl_cert};
 	chmod 0755, $directory;
 	if ($> == 0)
 	{
@@ -88,7 +100,7 @@ sub new
 	}
 	$self->install(@user);
 	$self->{command} = [tool($kind eq 'mysql' ? 'mysqld' : 'mariadbd'), '--no-defaults', @user, "--datadir=$directory/data",
-		"--socket=$directory/socket", "--pid-file=$directory/pid", "--log-error=$directory/log", @settings,
+		"--socket=$directory/socket", "--pid-file=$directory/pid", "--log-error=$directory/log.err", @settings,
 		map { '--' . tr/_/-/r . (defined $options{$_} ? "=$options{$_}" : '') } sort keys %options];
 	$self->start;
 	$self->sql('CREATE DATABASE app', '');
@@ -139,10 +151,10 @@ sub start
 	for (1 .. 600)
 	{
 		return if eval { $self->sql('SELECT 1', '') eq '1' };
-		die "the server did not start: see $self->{directory}/log\n" if waitpid($pid, 1) == $pid;
+		die "the server did not start: see $self->{directory}/log.err\n" if waitpid($pid, 1) == $pid;
 		sleep 0.1;
 	}
-	die "the server did not answer\n";
+	die "the server did not answer: $@";
 }
 
 sub stop
@@ -171,7 +183,8 @@ sub socket { return $_[0]{directory} . '/socket'; }
 sub client
 {
 	my ($self, @options) = @_;
-	return (tool($self->{kind}), '--no-defaults', '-S', "$self->{directory}/socket", '-u', 'root', '-N', '-B', '--default-character-set=utf8mb4', @options);
+	# MariaDB's shell wants TLS from 11.4 on.
+	return (tool($self->{kind}), '--no-defaults', $self->is_mariadb ? '--skip-ssl' : (), '-S', "$self->{directory}/socket", '-u', 'root', '-N', '-B', '--default-character-set=utf8mb4', @options);
 }
 
 sub sql

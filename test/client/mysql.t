@@ -5,7 +5,9 @@ use FindBin;
 use lib $FindBin::Bin;
 use ClientTest qw(run start finish program);
 use File::Temp qw(tempdir);
+use IO::Socket::UNIX;
 use MysqlServer;
+use POSIX ();
 use Test::More;
 use Time::HiRes qw(sleep time);
 
@@ -534,28 +536,78 @@ $url = $server->url;
 ok($code == 1 && $err =~ /binlog_format is STATEMENT.*Set it to ROW or MIXED/, 'a server that logs statements') or diag($err);
 $server->stop;
 
-$server = MysqlServer->new(version => '10.5.20-MariaDB');
-($code, $out, $err) = run('status', $server->url);
-ok($code == 5 && $err =~ /MariaDB .*10\.5\.20-MariaDB, which cannot skip locked rows/ && $err =~ /Use MariaDB 10\.6/, 'a server that is too old') or diag($err);
+# A server of this version, which says no more than that: its socket.
+sub pretend
+{
+	my ($version) = @_;
+	my $place = tempdir(TMPDIR => 1, CLEANUP => 1);
+	my $listening = IO::Socket::UNIX->new(Local => "$place/socket", Listen => 1) or die "socket: $!\n";
+	my $packet = sub { return substr(pack('V', length $_[1]), 0, 3) . chr($_[0]) . $_[1]; };
 
-$server->stop;
+	my $pid = fork() // die "fork: $!\n";
+	if ($pid == 0)
+	{
+		my $client = $listening->accept;
+		# The greeting's fields: protocol, version, session, salt, capabilities, character set, status, salt, plug-in.
+		syswrite $client, $packet->(0, pack('C Z* V a8 x v C v v C x10 a13 Z*', 10, $version, 1, 'saltsalt', 0x8208, 45, 2, 8, 21,
+				"saltsaltsalt\0", 'mysql_native_password'));
+		sysread $client, my $answer, 4096;
+		syswrite $client, $packet->(2, "\0\0\0\2\0\0\0");
+		POSIX::_exit(0);
+	}
+	$working{$pid} = 1;
+	return "$place/socket";
+}
 
-# ------------------------------------------------------------------------ TLS
+for my $case (
+	['5.5.5-10.5.20-MariaDB', 'MariaDB 10.5.20-MariaDB', 1],
+	['10.5.99-MariaDB-log', 'MariaDB 10.5.99', 1],
+	['5.5.5-10.6.0-MariaDB', '', 0],
+	['11.8.2-MariaDB', '', 0],
+	['5.7.44-log', 'MySQL 5.7.44', 1],
+	['8.0.0-dmr', 'MySQL 8.0.0', 1],
+	['8.0.1', '', 0],
+	['9.7.4', '', 0])
+{
+	my ($version, $name, $refused) = @$case;
+	($code, $out, $err) = run('status', 'mysql://root@/app?socket=' . pretend($version));
+	# One that is new enough is asked more, and is not there.
+	ok($code == 5 && ($refused ? $err =~ /the server is \Q$name\E.*, which cannot skip locked rows\nhint: Use MariaDB 10\.6/ : $err !~ /the server is/),
+		"version $version is " . ($refused ? 'refused' : 'new enough')) or diag($err);
+}
 
+# ----------------------------------------------------------- accounts and TLS
+
+# Passwords are asked for as the server does it by default: MySQL by caching_sha2_password.
 SKIP:
 {
 	my $place = tempdir(TMPDIR => 1, CLEANUP => 1);
 	my ($key, $certificate) = map { "$place/$_.pem" } qw(key certificate);
-	skip 'there is no openssl', 3
-	  if system("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout $key -out $certificate >/dev/null 2>&1") != 0;
+	skip 'there is no openssl', 9
+	  if system("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=here -addext subjectAltName=IP:127.0.0.1 -keyout $key -out $certificate >/dev/null 2>&1") != 0;
 	chmod 0755, $place;
 	chmod 0644, $key, $certificate;
-	$server = MysqlServer->new(ssl_key => $key, ssl_cert => $certificate);
-	$url = $server->url;
-	is((run('install', "$url&tls=on"))[0], 0, 'a connection that is encrypted');
-	($code, $out, $err) = run('status', "$url&tls=verify");
-	ok($code == 5 && $err =~ /certificate/, '.. by a certificate that nobody has signed');
-	is((run('status', "$url&tls=verify&tls_ca=$certificate"))[0], 0, '.. or by one that is known');
+	$server = MysqlServer->new(tcp => 1, ssl_key => $key, ssl_cert => $certificate);
+	sql("CREATE USER who IDENTIFIED BY 'pass word', bare; GRANT ALL ON app.* TO who, bare");
+	my $socket = 'mysql://who:pass%20word@/app?socket=' . $server->socket;
+	my $tcp = "mysql://who:pass%20word\@127.0.0.1:$server->{port}/app";
+	is((run('install', $socket))[0], 0, 'an account with a password, by socket');
+	# Each time as if it were the first: the server remembers whom it has let in.
+	for my $case (["$socket&tls=on", 'by socket, encrypted'], [$tcp, 'by TCP'], ["$tcp?tls=on", 'by TCP, encrypted'],
+		["$tcp?tls=verify&tls_ca=$certificate", '.. by a certificate that is known'])
+	{
+		sql('FLUSH PRIVILEGES');
+		($code, $out, $err) = run('status', $case->[0]);
+		is($code, 0, $case->[1]) or diag($err);
+	}
+	($code, $out, $err) = run('status', $tcp =~ s/pass%20word/s3cret/r);
+	ok($code == 5 && $err =~ /Access denied/ && $err !~ /s3cret/, 'a wrong password');
+	# Of 127.0.0.1 libmariadb 3.4 trusts any that it cannot check.
+	($code, $out, $err) = run('status', "mysql://bare\@127.0.0.2:$server->{port}/app?tls=verify");
+	ok($code == 5 && $err =~ /certificate/, 'a certificate that nobody has signed') or diag($err);
+	($code, $out, $err) = run('status', "$tcp?tls=verify&tls_ca=$certificate" =~ s/127\.0\.0\.1/127.0.0.2/r);
+	ok($code == 5 && $err =~ /TLS\/SSL error/, 'one of another name') or diag($err);
+	$server->stop;
 }
 
 done_testing();
