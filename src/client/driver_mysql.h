@@ -23,6 +23,8 @@
 /* The oldest versions with SKIP LOCKED. */
 #define RS_MYSQL_OLDEST 80001
 #define RS_MARIADB_OLDEST 100600
+/* From here on MariaDB has the variable transaction_isolation; before, tx_isolation. */
+#define RS_MARIADB_TRANSACTION_ISOLATION 110101
 
 /* Errors that are looked at by number. */
 enum

@@ -56,11 +56,11 @@ sub missing
 # Its data, as the server's own program makes it.
 sub install
 {
-	my ($self, @user) = @_;
+	my ($self, @options) = @_;
 	my $data = "--datadir=$self->{directory}/data";
 	my @command = $self->{kind} eq 'mysql'
-	  ? (tool('mysqld'), '--no-defaults', @user, '--initialize-insecure', '--secure-file-priv=NULL', $data)
-	  : (tool('mariadb-install-db'), '--no-defaults', @user, '--auth-root-authentication-method=normal', qw(--skip-test-db --force), $data);
+	  ? (tool('mysqld'), '--no-defaults', @options, '--initialize-insecure', '--secure-file-priv=NULL', $data)
+	  : (tool('mariadb-install-db'), '--no-defaults', @options, '--auth-root-authentication-method=normal', qw(--skip-test-db --force), $data);
 	my $log = `@command 2>&1`;
 
 	die "@command: $log\n" if $? != 0;
@@ -98,7 +98,8 @@ sub new
 		my (undef, undef, $uid, $gid) = getpwnam('mysql') or die "there is no user mysql\n";
 		chown $uid, $gid, $directory or die "chown: $!\n";
 	}
-	$self->install(@user);
+	# MySQL's tables are made for one such setting.
+	$self->install(@user, map { exists $options{$_} ? '--' . tr/_/-/r . "=$options{$_}" : () } 'lower_case_table_names');
 	$self->{command} = [tool($kind eq 'mysql' ? 'mysqld' : 'mariadbd'), '--no-defaults', @user, "--datadir=$directory/data",
 		"--socket=$directory/socket", "--pid-file=$directory/pid", "--log-error=$directory/log.err", @settings,
 		map { '--' . tr/_/-/r . (defined $options{$_} ? "=$options{$_}" : '') } sort keys %options];

@@ -4,10 +4,7 @@ use warnings;
 use FindBin;
 use lib $FindBin::Bin;
 use ClientTest qw(run start finish program);
-use File::Temp qw(tempdir);
-use IO::Socket::UNIX;
 use MysqlServer;
-use POSIX ();
 use Test::More;
 use Time::HiRes qw(sleep time);
 
@@ -495,6 +492,19 @@ is(sql('SELECT id FROM jobs'), "1\n3", 'keys that somebody else holds are not ta
 $session->do("SELECT RELEASE_ALL_LOCKS()");
 work();
 is(left(), '03', '.. until they are free');
+
+# Characters that take four bytes, in one of many keys, and in a name that is long by them alone.
+my $smile = "\xf0\x9f\x98\x80";
+sql("DELETE FROM effect; ALTER TABLE jobs MODIFY payload LONGTEXT CHARACTER SET utf8mb4; INSERT INTO jobs (payload) VALUES ('caf\xc3\xa9'), ('$smile'), ('" . $smile x 64 . "')");
+my $name = $server->is_mariadb ? "CONCAT(CONVERT('app.' USING utf8mb4), '$smile')" : "SHA2('app.$smile', 256)";
+$session->do("SELECT GET_LOCK($name, 0)");
+work();
+is(left(), '12', 'keys in any characters');
+is(sql("SELECT payload = '$smile' FROM jobs"), 1, '.. under the name that the server takes');
+$session->do("SELECT RELEASE_ALL_LOCKS()");
+work();
+is(left(), '03', '.. each once');
+
 new_queue('advisory_lock', qw(--lock-key), '{payload}');
 sql("INSERT INTO jobs (payload) VALUES ('mine')");
 subscribe("$EFFECT; DO RELEASE_LOCK('app.mine')", '--retry-delay', '1h');
@@ -527,87 +537,5 @@ for my $case (
 
 $session->close;
 $server->stop;
-
-# ------------------------------------------------------- other servers
-
-$server = MysqlServer->new(log_bin => undef, binlog_format => 'STATEMENT', server_id => 1);
-$url = $server->url;
-($code, $out, $err) = run('install', $url);
-ok($code == 1 && $err =~ /binlog_format is STATEMENT.*Set it to ROW or MIXED/, 'a server that logs statements') or diag($err);
-$server->stop;
-
-# A server of this version, which says no more than that: its socket.
-sub pretend
-{
-	my ($version) = @_;
-	my $place = tempdir(TMPDIR => 1, CLEANUP => 1);
-	my $listening = IO::Socket::UNIX->new(Local => "$place/socket", Listen => 1) or die "socket: $!\n";
-	my $packet = sub { return substr(pack('V', length $_[1]), 0, 3) . chr($_[0]) . $_[1]; };
-
-	my $pid = fork() // die "fork: $!\n";
-	if ($pid == 0)
-	{
-		my $client = $listening->accept;
-		# The greeting's fields: protocol, version, session, salt, capabilities, character set, status, salt, plug-in.
-		syswrite $client, $packet->(0, pack('C Z* V a8 x v C v v C x10 a13 Z*', 10, $version, 1, 'saltsalt', 0x8208, 45, 2, 8, 21,
-				"saltsaltsalt\0", 'mysql_native_password'));
-		sysread $client, my $answer, 4096;
-		syswrite $client, $packet->(2, "\0\0\0\2\0\0\0");
-		POSIX::_exit(0);
-	}
-	$working{$pid} = 1;
-	return "$place/socket";
-}
-
-for my $case (
-	['5.5.5-10.5.20-MariaDB', 'MariaDB 10.5.20-MariaDB', 1],
-	['10.5.99-MariaDB-log', 'MariaDB 10.5.99', 1],
-	['5.5.5-10.6.0-MariaDB', '', 0],
-	['11.8.2-MariaDB', '', 0],
-	['5.7.44-log', 'MySQL 5.7.44', 1],
-	['8.0.0-dmr', 'MySQL 8.0.0', 1],
-	['8.0.1', '', 0],
-	['9.7.4', '', 0])
-{
-	my ($version, $name, $refused) = @$case;
-	($code, $out, $err) = run('status', 'mysql://root@/app?socket=' . pretend($version));
-	# One that is new enough is asked more, and is not there.
-	ok($code == 5 && ($refused ? $err =~ /the server is \Q$name\E.*, which cannot skip locked rows\nhint: Use MariaDB 10\.6/ : $err !~ /the server is/),
-		"version $version is " . ($refused ? 'refused' : 'new enough')) or diag($err);
-}
-
-# ----------------------------------------------------------- accounts and TLS
-
-# Passwords are asked for as the server does it by default: MySQL by caching_sha2_password.
-SKIP:
-{
-	my $place = tempdir(TMPDIR => 1, CLEANUP => 1);
-	my ($key, $certificate) = map { "$place/$_.pem" } qw(key certificate);
-	skip 'there is no openssl', 9
-	  if system("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=here -addext subjectAltName=IP:127.0.0.1 -keyout $key -out $certificate >/dev/null 2>&1") != 0;
-	chmod 0755, $place;
-	chmod 0644, $key, $certificate;
-	$server = MysqlServer->new(tcp => 1, ssl_key => $key, ssl_cert => $certificate);
-	sql("CREATE USER who IDENTIFIED BY 'pass word', bare; GRANT ALL ON app.* TO who, bare");
-	my $socket = 'mysql://who:pass%20word@/app?socket=' . $server->socket;
-	my $tcp = "mysql://who:pass%20word\@127.0.0.1:$server->{port}/app";
-	is((run('install', $socket))[0], 0, 'an account with a password, by socket');
-	# Each time as if it were the first: the server remembers whom it has let in.
-	for my $case (["$socket&tls=on", 'by socket, encrypted'], [$tcp, 'by TCP'], ["$tcp?tls=on", 'by TCP, encrypted'],
-		["$tcp?tls=verify&tls_ca=$certificate", '.. by a certificate that is known'])
-	{
-		sql('FLUSH PRIVILEGES');
-		($code, $out, $err) = run('status', $case->[0]);
-		is($code, 0, $case->[1]) or diag($err);
-	}
-	($code, $out, $err) = run('status', $tcp =~ s/pass%20word/s3cret/r);
-	ok($code == 5 && $err =~ /Access denied/ && $err !~ /s3cret/, 'a wrong password');
-	# Of 127.0.0.1 libmariadb 3.4 trusts any that it cannot check.
-	($code, $out, $err) = run('status', "mysql://bare\@127.0.0.2:$server->{port}/app?tls=verify");
-	ok($code == 5 && $err =~ /certificate/, 'a certificate that nobody has signed') or diag($err);
-	($code, $out, $err) = run('status', "$tcp?tls=verify&tls_ca=$certificate" =~ s/127\.0\.0\.1/127.0.0.2/r);
-	ok($code == 5 && $err =~ /TLS\/SSL error/, 'one of another name') or diag($err);
-	$server->stop;
-}
 
 done_testing();
