@@ -194,6 +194,8 @@ sub sql
 	my @command = ($self->client, $database // $self->{database});
 	my $pid = open2(my $out, my $in, 'sh', '-c', 'exec "$@" 2>&1', 'sh', grep { $_ ne '' } @command);
 
+	# A client that cannot connect may be gone before it has been given the query.
+	local $SIG{PIPE} = 'IGNORE';
 	print $in $self->readable($text);
 	close $in;
 	my $answer = do { local $/; <$out> } // '';
