@@ -4,7 +4,8 @@
 # Nothing of the machine's own server is touched: no cluster of its own is made
 # or started, nothing is installed below /usr but packages, and every file and
 # process of ours lies in or starts from one directory that goes away at exit.
-# As root the servers run as user postgres, otherwise as whoever calls.
+# As root the servers run as user postgres, where there is none as mysql, and
+# otherwise as whoever calls.
 # shellcheck shell=bash
 
 TOP=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -142,9 +143,12 @@ SERVER_USER=
 
 # Make the directory for everything, owned by the user that runs the servers.
 make_work() {
+	local user
 	# What needs no server can do without its user.
-	if [ "$(id -u)" -eq 0 ] && id postgres >/dev/null 2>&1; then
-		SERVER_USER=postgres
+	if [ "$(id -u)" -eq 0 ]; then
+		for user in mysql postgres; do
+			! id "$user" >/dev/null 2>&1 || SERVER_USER=$user
+		done
 	fi
 	WORK=$(mktemp -d /tmp/ruststream.XXXXXX)
 	trap cleanup EXIT

@@ -439,8 +439,12 @@ now(rs_session *base, int64_t *result)
 /* ------------------------------------------------------------------- keys */
 
 /* The lock's name, of the key that is the parameter: see LOCK_NAME of statement_mysql.c. */
-#define FROM_NAME " FROM (SELECT CONCAT(LOWER(DATABASE()), '.', ?) AS name) AS ruststream_name"
-#define LOCK_NAME "IF(CHAR_LENGTH(name) BETWEEN 1 AND 64, name, SHA2(name, 256))"
+#define FROM_NAME                                                                                  \
+	" FROM (SELECT CONCAT(CONVERT(LOWER(DATABASE()) USING utf8mb4), '.', ?) AS name)"              \
+	" AS ruststream_name"
+#define LOCK_NAME                                                                                  \
+	"IF(CHAR_LENGTH(name) BETWEEN 1 AND 64 AND (/*M! TRUE OR */"                                   \
+	" LENGTH(CONVERT(name USING utf16)) = 2 * CHAR_LENGTH(name)), name, SHA2(name, 256))"
 
 static bool
 read_flag(void *arg, const rs_value *columns, int count)

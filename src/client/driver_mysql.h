@@ -38,6 +38,7 @@ enum
 	RS_MYSQL_NO_SUCH_SAVEPOINT_OR_ROUTINE = 1305,
 	RS_MYSQL_NEEDS_PREPARING = 1615,
 	RS_MYSQL_UNKNOWN_STATEMENT = 1243,
+	RS_MYSQL_UNPREPARABLE = 1295,
 	RS_MYSQL_SIGNAL = 1644, /* one of a handler's own */
 	RS_MYSQL_SHUTDOWN = 1053,
 	RS_MYSQL_CONNECTION_KILLED = 1927,
@@ -89,6 +90,7 @@ typedef struct rs_mysql_handler_statement
 	rs_mysql_statement statement;
 	rs_mysql_argument arguments[RS_MYSQL_MAX_ARGUMENTS];
 	int argument_count;
+	bool is_text; /* run as text, since the server does not prepare it */
 } rs_mysql_handler_statement;
 
 typedef struct rs_mysql_session

@@ -34,6 +34,16 @@ rs_mysql_forget_handler(rs_mysql_session *session)
 	session->handler = NULL;
 }
 
+/*
+ * MySQL prepares no statement that begins a transaction or a savepoint, among others; MariaDB
+ * does.  Without parameters it is run as text: none of these returns more than one result.
+ */
+static bool
+is_unpreparable(const rs_mysql_session *session, rs_result result, int argument_count)
+{
+	return result == RS_FAILED && session->code == RS_MYSQL_UNPREPARABLE && argument_count == 0;
+}
+
 /* Read the statements; prepares: and keep them.  What is not the first may need what the first
  * does. */
 static rs_result
@@ -78,10 +88,13 @@ read_handler(rs_mysql_session *session, const char *handler, bool prepares)
 
 			if (count == 1)
 				result = rs_mysql_prepare(session, &tried, into.text, into.length);
+			if (is_unpreparable(session, result, into.argument_count))
+				result = RS_DONE;
 			rs_mysql_drop(&tried);
 			continue;
 		}
 		kept->statement.text = strdup(into.text);
+		kept->is_text = false;
 		memcpy(kept->arguments, into.arguments, sizeof(kept->arguments));
 		kept->argument_count = into.argument_count;
 		session->handler_count = count;
@@ -149,6 +162,25 @@ drain(rs_mysql_session *session, MYSQL_STMT *prepared)
 	return code > 0 ? rs_mysql_fail_statement(session, prepared) : RS_DONE;
 }
 
+/* At its first run; nothing for one that is run as text. */
+static rs_result
+prepare_statement(rs_mysql_session *session, rs_mysql_handler_statement *statement)
+{
+	char *text = statement->statement.text;
+	rs_result result;
+
+	statement->statement.text = NULL;
+	result = rs_mysql_prepare(session, &statement->statement, text, strlen(text));
+	if (result == RS_DONE)
+	{
+		free(text);
+		return RS_DONE;
+	}
+	statement->statement.text = text;
+	statement->is_text = is_unpreparable(session, result, statement->argument_count);
+	return statement->is_text ? RS_DONE : result;
+}
+
 static rs_result
 run_statement(rs_mysql_session *session, rs_mysql_handler_statement *statement,
 			  const rs_value given[RS_ARGUMENT_COUNT])
@@ -156,17 +188,10 @@ run_statement(rs_mysql_session *session, rs_mysql_handler_statement *statement,
 	rs_value values[RS_MYSQL_MAX_ARGUMENTS];
 	rs_result result = RS_DONE;
 
-	if (statement->statement.prepared == NULL)
-	{
-		char *text = statement->statement.text;
-
-		statement->statement.text = NULL;
-		result = rs_mysql_prepare(session, &statement->statement, text, strlen(text));
-		if (result != RS_DONE)
-			statement->statement.text = text;
-		else
-			free(text);
-	}
+	if (statement->statement.prepared == NULL && !statement->is_text)
+		result = prepare_statement(session, statement);
+	if (result == RS_DONE && statement->is_text)
+		return rs_mysql_run(session, statement->statement.text);
 	for (int i = 0; i < statement->argument_count; i++)
 		values[i] = given[statement->arguments[i]];
 	if (result == RS_DONE)

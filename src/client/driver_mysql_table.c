@@ -128,7 +128,7 @@ typedef struct index_list
 
 	char name[256];
 	bool is_unique;
-	bool is_plain; /* whole columns, ascending */
+	bool is_plain; /* whole columns, ascending, in use */
 	const char *columns[MAX_INDEX_COLUMNS];
 	int count;
 
@@ -176,7 +176,8 @@ judge_index(index_list *list)
 		at->look->has_index[RS_INDEX_LEASE] = true;
 }
 
-/* name, is unique, column, is whole and ascending; index by index, in the order of their columns */
+/* name, is unique, column, is whole, ascending and in use; index by index, in the order of their
+ * columns */
 static bool
 keep_index_column(void *arg, const rs_value *values, int count)
 {
@@ -207,6 +208,7 @@ look_at_indexes(rs_session *base, looking *at)
 									RS_ROLE_RETRY_AFTER, RS_ROLE_ID};
 	const rs_table *table = at->table;
 	index_list list = {.at = at, .id = table->column[RS_ROLE_ID]};
+	char text[512];
 	rs_result result;
 
 	for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
@@ -216,13 +218,15 @@ look_at_indexes(rs_session *base, looking *at)
 	}
 	/* Only the claims of partition keys ask which rows are leased. */
 	at->look->has_index[RS_INDEX_LEASE] = table->column[RS_ROLE_PARTITION_KEY] == NULL;
-	result = ask(base,
-				 "SELECT INDEX_NAME, NON_UNIQUE = 0, COLUMN_NAME,"
-				 " SUB_PART IS NULL AND COLLATION = 'A' AND INDEX_TYPE = 'BTREE'"
-				 " FROM information_schema.STATISTICS"
-				 " WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = ?"
-				 " ORDER BY INDEX_NAME, SEQ_IN_INDEX",
-				 at->look->name, 1, keep_index_column, &list);
+	/* One that the optimizer is told to overlook cannot be forced upon it. */
+	(void) snprintf(text, sizeof(text),
+					"SELECT INDEX_NAME, NON_UNIQUE = 0, COLUMN_NAME,"
+					" SUB_PART IS NULL AND COLLATION = 'A' AND INDEX_TYPE = 'BTREE' AND %s"
+					" FROM information_schema.STATISTICS"
+					" WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = ?"
+					" ORDER BY INDEX_NAME, SEQ_IN_INDEX",
+					rs_mysql_of(base)->is_mariadb ? "IGNORED = 'NO'" : "IS_VISIBLE = 'YES'");
+	result = ask(base, text, at->look->name, 1, keep_index_column, &list);
 	judge_index(&list);
 	at->look->claim_index = list.claim_index;
 	if (list.claim_index == NULL && list.id_is_primary_key)

@@ -80,11 +80,18 @@
 	" [headers:ruststream_row.{headers}][!headers:NULL],"                                          \
 	" [payload:ruststream_row.{payload}][!payload:NULL]"
 
-/* The name of an advisory lock for a text, as every client of the contract makes it. */
-#define FULL_NAME(text) "CONCAT(LOWER(DATABASE()), '.', " text ")"
+/*
+ * The name of an advisory lock for a text, as every client of the contract makes it; and hashed,
+ * too, where it has characters beyond U+FFFF, which are longer in UTF-16 than others and which
+ * MySQL takes in no name.  MariaDB does, and alone reads what is in the special comment.
+ */
+#define FULL_NAME(text) "CONCAT(CONVERT(LOWER(DATABASE()) USING utf8mb4), '.', " text ")"
 #define LOCK_NAME(text)                                                                            \
-	"CASE WHEN CHAR_LENGTH(" FULL_NAME(text) ") BETWEEN 1 AND 64 THEN " FULL_NAME(                 \
-		text) " ELSE SHA2(" FULL_NAME(text) ", 256) END"
+	"CASE WHEN CHAR_LENGTH(" FULL_NAME(                                                            \
+		text) ") BETWEEN 1 AND 64 AND (/*M! TRUE OR */"                                            \
+			  " LENGTH(CONVERT(" FULL_NAME(text) " USING utf16)) = 2 * CHAR_LENGTH(" FULL_NAME(    \
+				  text) "))"                                                                       \
+						" THEN " FULL_NAME(text) " ELSE SHA2(" FULL_NAME(text) ", 256) END"
 #define IS_FREE(text) "IS_FREE_LOCK(" LOCK_NAME(text) ") = 1"
 
 #define KEY "CONVERT({key} USING utf8mb4)"

@@ -4,15 +4,15 @@ use warnings;
 use FindBin;
 use lib $FindBin::Bin;
 use ClientTest qw(run start finish program);
-use MariadbServer;
+use MysqlServer;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-my $missing = MariadbServer::missing();
+my $missing = MysqlServer::missing();
 plan skip_all => $missing if $missing;
 plan skip_all => 'this build does not serve MySQL' unless `@{[program()]} --version` =~ /\bmysql\b/;
 
-my $server = MariadbServer->new;
+my $server = MysqlServer->new;
 my $url = $server->url;
 my $HANDLER = 'INSERT INTO effect (id, attempt) VALUES (:id, :attempt)';
 

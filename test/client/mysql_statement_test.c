@@ -22,6 +22,7 @@
 
 static MYSQL *db;
 static int statements;
+static int plans;
 static int wrong;
 static long long id;         /* of the row that statements are about */
 static bool reads_something; /* the last plan that was read does */
@@ -39,7 +40,7 @@ static const char *const columns[RS_ROLE_COUNT] = {
 };
 
 static const char create[] =
-	"CREATE OR REPLACE TABLE queue (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,"
+	"CREATE TABLE queue (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,"
 	" `grou``p` VARCHAR(50) NOT NULL DEFAULT 'g', priority INT, `partition` VARCHAR(50),"
 	" retry_after DATETIME(6), attempt INT, processed_at DATETIME(6), locked_until DATETIME,"
 	" `order` TEXT) ENGINE = InnoDB";
@@ -97,10 +98,28 @@ bind(MYSQL_BIND *bound, rs_parameter parameter)
 	}
 }
 
-/* Columns of EXPLAIN: the third is the table, the fourth how it is read, the last one remarks. */
+/* The place of a column of EXPLAIN, of which MySQL has more than MariaDB. */
+static unsigned
+place_of(MYSQL_STMT *prepared, const char *name)
+{
+	unsigned count = mysql_stmt_field_count(prepared);
+
+	for (unsigned i = 0; i < count; i++)
+	{
+		if (strcmp(prepared->fields[i].name, name) == 0)
+			return i;
+	}
+	complain(name, "EXPLAIN has no such column");
+	return 0;
+}
+
 static void
 read_plan(MYSQL_STMT *prepared, const char *text)
 {
+	unsigned select_type = place_of(prepared, "select_type");
+	unsigned table = place_of(prepared, "table");
+	unsigned type = place_of(prepared, "type");
+	unsigned extra = place_of(prepared, "Extra");
 	char values[16][512];
 	unsigned long lengths[16];
 	my_bool nulls[16];
@@ -121,17 +140,17 @@ read_plan(MYSQL_STMT *prepared, const char *text)
 	reads_something = true;
 	while (mysql_stmt_fetch(prepared) == 0)
 	{
-		unsigned last = count - 1;
-
+		plans++;
 		for (unsigned i = 0; i < count; i++)
 			values[i][nulls[i] ? 0 : lengths[i]] = '\0';
-		if (strstr(values[last], "Impossible WHERE") != NULL)
+		if (strstr(values[extra], "Impossible WHERE") != NULL)
 			reads_something = false;
-		if (strstr(values[last], "filesort") != NULL)
-			complain(text, values[last]);
-		/* What an inner query has found is read as it is. */
-		if (strcmp(values[3], "ALL") == 0 && values[2][0] != '<')
-			complain(text, values[2]);
+		if (strstr(values[extra], "filesort") != NULL)
+			complain(text, values[extra]);
+		/* What an inner query has found is read as it is; what is inserted into is not read. */
+		if (strcmp(values[type], "ALL") == 0 && values[table][0] != '<' &&
+			strcmp(values[select_type], "INSERT") != 0)
+			complain(text, values[table]);
 	}
 }
 
@@ -173,8 +192,10 @@ check_table(const rs_table *table)
 		.schema = "app", .name = "dead", .columns = moved, .column_count = 2};
 	char text[16000];
 
+	run("DROP TABLE IF EXISTS queue");
 	run(create);
-	run("INSERT INTO queue (`order`, `partition`) SELECT seq, seq FROM seq_1_to_20");
+	run("INSERT INTO queue (`order`, `partition`) WITH RECURSIVE numbers (n) AS"
+		" (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 20) SELECT n, n FROM numbers");
 	for (int index = 0; index < RS_INDEX_COUNT; index++)
 	{
 		if (!rs_index_is_needed(RS_DIALECT_MYSQL, table, (rs_index) index))
@@ -220,6 +241,8 @@ main(int argc, char **argv)
 			   db != NULL ? mysql_error(db) : "usage: mysql_statement_test SOCKET");
 		return 1;
 	}
+	if (!mariadb_connection(db))
+		run("SET SESSION explain_format = 'TRADITIONAL'");
 	run(create);
 	run("CREATE TABLE dead LIKE queue");
 	for (unsigned form = 0; form < RS_FORM_COUNT; form++)
@@ -249,7 +272,7 @@ main(int argc, char **argv)
 		}
 	}
 	printf("# %d statements of %d tables\n", statements, tables);
-	(void) ok(wrong == 0 && tables > 90,
+	(void) ok(wrong == 0 && tables > 90 && plans > 1000,
 			  "every statement is taken, and none sorts or scans a queue");
 	mysql_close(db);
 	return done_testing();

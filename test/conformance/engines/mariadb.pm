@@ -1,4 +1,5 @@
-# The MariaDB column: the command line on a private server, and a stored procedure for the handler.
+# The MariaDB column: the command line on a private server, and a stored procedure for the handler.  MySQL's is
+# the same on another server.
 package Conformance::mariadb;
 use strict;
 use warnings;
@@ -6,7 +7,7 @@ use warnings;
 use File::Basename qw(dirname);
 use lib dirname(__FILE__) . '/../../client';
 
-use MariadbServer;
+use MysqlServer;
 use engines::commandline;
 our @ISA = ('Conformance::commandline');
 
@@ -29,7 +30,7 @@ BEGIN
 	UPDATE tries SET number = number + 1;
 	RETURN (SELECT number FROM tries) = 1;
 END//
-CREATE OR REPLACE PROCEDURE handle (IN id BIGINT, IN payload LONGTEXT, IN attempt BIGINT, OUT outcome VARCHAR(20), OUT delay INT)
+CREATE PROCEDURE handle (IN id BIGINT, IN payload LONGTEXT, IN attempt BIGINT, OUT outcome VARCHAR(20), OUT delay INT)
 BEGIN
 	INSERT INTO effect (payload, attempt, anchor) VALUES (payload, attempt,
 		IF(payload = 'orphan' OR (payload = 'orphan_once' AND attempt = 1), 1, NULL));
@@ -93,14 +94,15 @@ SQL
 sub available
 {
 	my ($self) = @_;
-	my $missing = MariadbServer::missing();
+	my $reason = MysqlServer::missing_kind($self->kind) || $self->missing('mysql');
 
-	return $missing if $missing;
-	my $unserved = $self->missing('mysql');
-	return $unserved if $unserved;
-	$self->{server} = MariadbServer->new;
+	return $reason if $reason;
+	$self->{server} = MysqlServer->new(kind => $self->kind);
+	bless $self, 'Conformance::snapshot_isolation' if $self->{server}->checks_snapshot eq 'ON';
 	return '';
 }
+
+sub kind { return 'mariadb'; }
 
 sub url { return $_[0]{server}->url; }
 sub session { return $_[0]{server}->session; }
@@ -172,5 +174,9 @@ sub stop
 	$self->{server}->stop;
 	return;
 }
+
+# A server whose innodb_snapshot_isolation is on, for what is refused there: MariaDB's default from 11.6.2 on.
+package Conformance::snapshot_isolation;
+our @ISA = ('Conformance::mariadb');
 
 1;
