@@ -64,6 +64,9 @@ rs_error_set(rs_error *error, ruststream_code code, const char *state, const cha
 	va_start(arguments, format);
 	(void) vsnprintf(error->message, sizeof(error->message), format, arguments);
 	va_end(arguments);
+	/* They may have been cut, and a program's words may be anything. */
+	rs_make_utf8(error->hint);
+	rs_make_utf8(error->message);
 }
 
 ruststream_code

@@ -13,36 +13,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool
-is_utf8(const char *text, size_t length)
-{
-	for (size_t i = 0; i < length;)
-	{
-		unsigned char lead = (unsigned char) text[i];
-		size_t more = lead < 0x80                   ? 0
-					  : lead >= 0xC2 && lead < 0xE0 ? 1
-					  : lead >= 0xE0 && lead < 0xF0 ? 2
-					  : lead >= 0xF0 && lead < 0xF5 ? 3
-													: length;
-
-		if (more >= length - i)
-			return false;
-		for (size_t n = 1; n <= more; n++)
-		{
-			unsigned char next = (unsigned char) text[i + n];
-
-			if ((next & 0xC0) != 0x80)
-				return false;
-			/* Overlong forms, surrogates, and what is beyond Unicode. */
-			if (n == 1 && ((lead == 0xE0 && next < 0xA0) || (lead == 0xED && next > 0x9F) ||
-						   (lead == 0xF0 && next < 0x90) || (lead == 0xF4 && next > 0x8F)))
-				return false;
-		}
-		i += more + 1;
-	}
-	return true;
-}
-
 /* Is the payload what the subscription says that it must be? */
 static bool
 decode(rs_work *work)
@@ -60,7 +30,7 @@ decode(rs_work *work)
 		rs_work_fail(work, "", NULL, "the payload is NULL");
 		return false;
 	}
-	if (!is_utf8(payload, length))
+	if (!rs_is_utf8(payload, length))
 	{
 		rs_work_fail(work, "", NULL, "the payload is not UTF-8");
 		return false;

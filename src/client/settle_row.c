@@ -107,6 +107,7 @@ rs_settle_row(rs_work *work, const rs_settlement *settlement, rs_result *result)
 
 	rs_worker_trace(worker, RS_STEP_SETTLE, rs_outcome_word(settlement->outcome));
 	rs_stop_lease(work);
+	rs_make_utf8(work->answer.reason);
 	*result = session->driver->now(session, &now);
 	if (*result != RS_DONE)
 		return RS_SETTLED_FAILED;
@@ -120,6 +121,14 @@ rs_settle_row(rs_work *work, const rs_settlement *settlement, rs_result *result)
 		session->driver->format_time(delay > INT64_MAX - now ? INT64_MAX : now + delay, false,
 									 until);
 		values[RS_PARAM_UNTIL] = rs_value_of_text(until);
+	}
+	if (settlement->outcome == RS_OUTCOME_DEAD_LETTER &&
+		worker->plan.table.column[RS_ROLE_HEADERS] != NULL &&
+		!rs_origin(work, now, &values[RS_PARAM_ORIGIN]))
+	{
+		rs_error_set(&session->error, RUSTSTREAM_NO_MEMORY, "", NULL, "out of memory");
+		*result = RS_FAILED;
+		return RS_SETTLED_FAILED;
 	}
 	for (int i = 0; i < count; i++)
 	{
@@ -142,6 +151,7 @@ rs_record_failure(rs_work *work)
 
 	if (!work->has_error && !answered)
 		return RS_DONE;
+	rs_make_utf8(work->answer.reason);
 	result = rs_now_text(session, at);
 	if (result == RS_DONE)
 	{

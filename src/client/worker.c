@@ -511,6 +511,7 @@ rest_broken(ruststream_worker *worker)
 	char state[sizeof(worker->state)];
 
 	(void) snprintf(state, sizeof(state), "broken: %.240s", handle->error.message);
+	rs_make_utf8(state);
 	if (strcmp(state, worker->state) != 0)
 		rs_tell(handle, "subscription \"%s\": %s%s%s", worker->name, handle->error.message,
 				handle->error.hint[0] != '\0' ? ". " : "", handle->error.hint);
