@@ -169,6 +169,10 @@ typedef struct rs_look
 	bool headers_are_json;          /* PostgreSQL: of type json, not jsonb */
 } rs_look;
 
+/* What a driver says where it could not log in. */
+#define RS_HINT_PASSWORD                                                                           \
+	"The password is the URL's, or else the environment's: RUSTSTREAM_PASSWORD."
+
 typedef struct rs_arena rs_arena; /* arena.c */
 
 /* ----------------------------------------------------------------- handlers */

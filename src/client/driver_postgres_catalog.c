@@ -168,6 +168,11 @@ rs_postgres_check_installed(rs_session *base)
 	installed found = {false, false, 0};
 	rs_result result = find_installed(base, &found);
 
+	if (result == RS_FAILED && strcmp(base->error.state, "42501") == 0 &&
+		base->error.hint[0] == '\0')
+		(void) snprintf(base->error.hint, sizeof(base->error.hint),
+						"GRANT SELECT, INSERT, UPDATE, DELETE on the tables of ruststream in the "
+						"schema public to the role that connects.");
 	if (result != RS_DONE || found.version == SCHEMA_VERSION)
 		return result;
 	if (!found.is_there)

@@ -35,8 +35,6 @@ add(json_t *object, const char *name, const char *value, size_t most)
 bool
 rs_origin(const rs_work *work, int64_t now, rs_value *origin)
 {
-	const rs_plan *plan = &work->worker->plan;
-	const char *queue = plan->look.full_name != NULL ? plan->look.full_name : plan->look.name;
 	const char *reason = work->has_error ? work->error.message : work->answer.reason;
 	char at[RS_TIME_SIZE];
 	json_t *object = json_object();
@@ -44,8 +42,10 @@ rs_origin(const rs_work *work, int64_t now, rs_value *origin)
 	char *text = NULL;
 
 	rs_time_format(now, at);
-	done = object != NULL && add(object, "ruststream-origin-queue", queue, SIZE_MAX) &&
-		   add(object, "ruststream-origin-subscription", work->worker->name, SIZE_MAX);
+	done =
+		object != NULL &&
+		add(object, "ruststream-origin-queue", work->worker->plan.subscription.queue, SIZE_MAX) &&
+		add(object, "ruststream-origin-subscription", work->worker->name, SIZE_MAX);
 	if (done && reason[0] != '\0')
 		done = add(object, "ruststream-reason", reason, REASON_BYTES);
 	if (done && work->has_error && work->error.state[0] != '\0')

@@ -158,7 +158,7 @@ rs_record_failure(rs_work *work)
 		const rs_value values[] = {
 			rs_value_of_text(at),
 			rs_value_of_text(work->worker->name),
-			rs_value_of_text(work->worker->plan.table.name),
+			rs_value_of_text(work->worker->plan.subscription.queue),
 			rs_value_of_text(work->delivery.id),
 			rs_value_of_integer(work->attempt),
 			rs_value_of_text(answered ? "00000" : work->error.state),

@@ -79,6 +79,9 @@ ok($code == 4 && $err =~ /^\{"error":".*","hint":".*","state":null,"exit_code":4
 for my $case (
 	[['--handler', 'SELEKT'], 'syntax error'],
 	[['--handler', '  '], 'the handler is empty'],
+	[['--handler', 'SELECT :paylod'], 'the handler names ":paylod"'],
+	[['--handler', 'SELECT :id; ; -- and
+		SELECT ?'], 'the handler names "?"'],
 	[['--handler', 'SELECT 1', '--exec', 'true'], 'a handler or a program, not both'],
 	[['--handler', 'SELECT 1', '--on-error', 'ack'], 'on_error cannot be "ack"'],
 	[['--handler', 'SELECT 1', '--on-error', 'dead_letter'], 'but there is none'],

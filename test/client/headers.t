@@ -90,6 +90,7 @@ for my $name (sort keys %ENGINE)
 		run('work', $url, '--drain');
 		is($sql->("SELECT message FROM ruststream_failure WHERE id = '9'"), "caf? ??? \x{c3}\x{a9}: the program ended with status 3",
 			"$name: a program's words that are not UTF-8");
+		is($sql->('SELECT DISTINCT queue FROM ruststream_failure'), $engine->{queue}, '.. of the queue as it is described');
 		$server->stop if $server;
 	}
 }

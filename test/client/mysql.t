@@ -100,7 +100,8 @@ for my $case (
 	["$url&tls=on", 5, 'is not encrypted'],
 	['mysql://root@/nowhere?socket=' . $server->socket, 5, "Unknown database 'nowhere'"],
 	['mysql://root@/app?socket=/nonexistent', 5, "Can't connect"],
-	['mysql://nobody:s3cret@/app?socket=' . $server->socket, 5, 'Access denied'])
+	['mysql://nobody:s3cret@/app?socket=' . $server->socket, 5, 'Access denied'],
+	['mysql://nobody:s3cret@/app?socket=' . $server->socket, 5, 'hint: The password is the URL'])
 {
 	($code, $out, $err) = run('status', $case->[0]);
 	ok($code == $case->[1] && index($err, $case->[2]) >= 0, "refused: $case->[2]") or diag("$code: $err");
