@@ -10,7 +10,7 @@ use IO::Handle;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(new_database run start finish sql refuses wait_for url program);
+our @EXPORT = qw(new_database run start finish sql refuses wait_for wait_for_message url program);
 
 my $directory = tempdir('ruststream-client.XXXXXX', TMPDIR => 1, CLEANUP => 1);
 my $program = $ENV{RUSTSTREAM} // dirname(__FILE__) . '/build/library/ruststream';
@@ -22,7 +22,7 @@ sub url { return "sqlite:$database"; }
 # A queue in each form, and a table for what handlers write.
 sub new_database
 {
-	unlink map { "$database$_" } '', '-wal', '-shm', '-journal', '-ruststream';
+	unlink map { "$database$_" } '', '-wal', '-shm', '-journal', '-ruststream', '-go';
 	sql('PRAGMA journal_mode = wal; '
 		  . 'CREATE TABLE leased (id INTEGER PRIMARY KEY, payload TEXT, attempt INTEGER, retry_after TEXT, locked_until TEXT);'
 		  . 'CREATE TABLE keyed (id INTEGER PRIMARY KEY, payload TEXT, attempt INTEGER);'
@@ -107,6 +107,19 @@ sub wait_for
 		sleep 0.02;
 	}
 	diag("waited for \"$wanted\", found \"" . sql($text) . '"');
+	return 0;
+}
+
+# The same for what a program says on standard error.
+sub wait_for_message
+{
+	my ($child, $wanted) = @_;
+	my $until = time() + 60;
+	while (time() < $until)
+	{
+		return 1 if index(contents("$child->{files}.err"), $wanted) >= 0;
+		sleep 0.02;
+	}
 	return 0;
 }
 

@@ -179,11 +179,16 @@ like(sql('SELECT message FROM ruststream_failure'), qr/^the payload is not JSON.
 # -------------------------------------------------------------------- stopping
 
 new_database();
-run('subscribe', $url, 's', 'leased', '--exec', 'sqlite3 -cmd ".timeout 10000" ' . ($url =~ s/^sqlite://r) . ' "INSERT INTO effect (id) VALUES ($RUSTSTREAM_ID)"; sleep 0.5');
+my $path = $url =~ s/^sqlite://r;
+run('subscribe', $url, 's', 'leased', '--exec',
+	qq{sqlite3 -cmd ".timeout 10000" $path "INSERT INTO effect (id) VALUES (\$RUSTSTREAM_ID)"; until [ -e $path-go ]; do sleep 0.05; done});
 sql("INSERT INTO leased (payload) VALUES ('a'), ('b')");
 my $worker = start({}, 'work', $url);
 ok(wait_for('SELECT count(*) FROM effect', 1), 'a worker works');
 kill 'TERM', $worker->{pid};
+ok(wait_for_message($worker, 'stopping'), 'SIGTERM is told of');
+open(my $go, '>', "$path-go") or die;
+close $go;
 ($code, $out, $err) = finish($worker);
 is($code, 0, 'SIGTERM is an orderly end');
 is(sql('SELECT count(*) || locked_until IS NULL FROM leased'), 1, 'what runs is let finish, nothing more is claimed') or diag($err);
