@@ -52,6 +52,8 @@ like($err, qr/hint: Run: ruststream install/, 'with a hint');
 
 new_database();
 is((run('install', $url))[0], 0, 'install is idempotent');
+($code, $out, $err) = run('describe', $url, 'leased');
+ok($code == 2 && $err =~ /describe needs --id COLUMN/, 'a description without an id');
 for my $case (
 	[['--lease', '5 parsecs'], '--lease takes a time'],
 	[['--lease', '-1s'], '--lease takes a time'],

@@ -110,6 +110,16 @@ for my $case (
 
 ($code, $out, $err) = run('status', $url);
 ok($code == 5 && $err =~ /no tables of ruststream yet/, 'a database without our tables');
+sql(q{CREATE USER clerk IDENTIFIED BY 's3:cr@t'; GRANT ALL ON app.* TO clerk});
+{
+	local $ENV{RUSTSTREAM_PASSWORD} = 's3:cr@t';
+	like((run('status', $server->url('clerk')))[2], qr/no tables of ruststream yet/, 'a password from the environment');
+}
+my $file = tempdir(CLEANUP => 1) . '/url';
+open(my $secret, '>', $file) or die;
+print $secret $server->url('clerk:s3%3Acr%40t'), "\n";
+close $secret;
+like((run('status', "\@$file"))[2], qr/no tables of ruststream yet/, '.. or from a file');
 
 # ----------------------------------------------------- what cannot be a queue
 

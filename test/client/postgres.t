@@ -7,6 +7,7 @@ use lib $FindBin::Bin, "$FindBin::Bin/../conformance";
 use ClientTest;
 use IO::Handle;
 use PostgresServer;
+use Socket;
 use Test::More;
 use Time::HiRes qw(sleep);
 
@@ -101,6 +102,22 @@ is((run('work', $url =~ s/postgres@/server@/r, 's', '--drain'))[0], 0, 'what a w
 is(pg(q{SELECT count(*) FROM locked}), '0', '.. and with that it delivers');
 is(pg(q{SELECT acked FROM ruststream_counter WHERE subscription = 's'}), '1', '.. and counts');
 pg('DROP OWNED BY server', 'REVOKE ALL ON SCHEMA public FROM server', 'DROP ROLE server, stranger');
+
+# ------------------------------------------------------------- passwords
+
+# A server that never answers, so that the list of processes can be looked at.
+{
+	socket(my $listener, PF_INET, SOCK_STREAM, 0) or die "socket: $!\n";
+	bind($listener, sockaddr_in(0, INADDR_LOOPBACK)) && listen($listener, 5) or die "listen: $!\n";
+	my ($port) = sockaddr_in(getsockname $listener);
+	my $child = start({}, 'status', "postgres://u:s3cret\@127.0.0.1:$port/x?sslmode=disable&sslpassword=s3cret&password=s3cret&connect_timeout=600");
+	accept(my $asked, $listener) or die "accept: $!\n";
+	open(my $in, '<', "/proc/$child->{pid}/cmdline") or die;
+	my $line = do { local $/; <$in> };
+	ok($line =~ /u:x+\@127/ && $line !~ /s3cret/, 'passwords on the command line are painted over') or diag($line);
+	kill 'KILL', $child->{pid};
+	finish($child);
+}
 
 # ------------------------------------------------------------- what is refused
 
