@@ -499,6 +499,15 @@ wait_for('SELECT COUNT(*) FROM ruststream_failure', 1);
 like($err, qr/the lock on key "mine" was lost/, 'a handler that lets its key go has lost it');
 is(left(), '10', '.. and its writes');
 
+# A settlement counts the rows that it finds, though it may write what is there already.
+new_queue('advisory_lock', qw(--retry-after retry_after));
+sql("CREATE TRIGGER later BEFORE UPDATE ON jobs FOR EACH ROW SET NEW.retry_after = IF(NEW.retry_after IS NULL, NULL, '2099-01-01')");
+sql("INSERT INTO jobs (payload) VALUES ('a')");
+subscribe("UPDATE jobs SET retry_after = '2098-01-01' WHERE id = :id; SET \@ruststream_outcome = 'retry_after', \@ruststream_delay = 60", '--transactional', 'off');
+work();
+is(sql('SELECT attempt, retry_after FROM jobs'), '2 2099-01-01 00:00:00.000000', 'a settlement that finds its row, and need not change it');
+is(sql('SELECT COUNT(*) FROM ruststream_failure'), 0, '.. is no failure');
+
 # ------------------------------------------------------------- odd ids, held rows
 
 for my $case (

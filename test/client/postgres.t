@@ -348,6 +348,7 @@ SKIP:
 		close $ini;
 		$server->as_owner($pgbouncer, '-d', "$server->{directory}/$mode.ini");
 		my $pooled = "postgres://postgres@/postgres?host=$place&port=6432";
+		for (1 .. 600) { last if (run('status', $pooled))[0] != 5; sleep 0.1; } # until it listens
 		my ($code, undef, $err) = run('subscribe', $pooled, 's', 'keyed', '--handler', $HANDLER);
 		if ($mode eq 'session') { is($code, 0, 'keys work through a pooler that keeps sessions'); }
 		else
