@@ -48,6 +48,12 @@ extern void *rs_grow(rs_arena *arena, void *items, int count, int *room, size_t 
 extern void rs_arena_reset(rs_arena *arena);
 extern void rs_arena_free(rs_arena *arena);
 
+/* ----------------------------------------------------------------- utf8.c */
+
+extern bool rs_is_utf8(const char *text, size_t length);
+/* Each byte that is part of no character becomes a question mark. */
+extern void rs_make_utf8(char *text);
+
 /* ------------------------------------------------------------------ url.c */
 
 /* Read a URL; what it allocates is the arena's. */
@@ -504,6 +510,11 @@ extern void rs_hold(rs_work *work);
 /* Let go what has waited long enough (INT64_MAX: everything); when the next one will have. */
 extern int64_t rs_let_go(ruststream_worker *worker, int64_t now);
 extern void rs_stop_lease(rs_work *work);
+
+/* --------------------------------------------------------------- origin.c */
+
+/* The headers of a row that becomes a dead letter now; false: out of memory. */
+extern bool rs_origin(const rs_work *work, int64_t now, rs_value *origin);
 
 /* -------------------------------------------------------------- recover.c */
 

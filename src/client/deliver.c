@@ -691,7 +691,7 @@ rs_deliver(ruststream_worker *worker)
 	rs_arena_reset(&worker->delivery_arena);
 	work.delivery.handle = worker->handle;
 	work.delivery.subscription = worker->name;
-	work.delivery.queue = worker->plan.table.name;
+	work.delivery.queue = worker->plan.subscription.queue;
 	switch (rs_table_form(&worker->plan.table))
 	{
 		case RS_FORM_LEASE:

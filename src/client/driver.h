@@ -183,7 +183,12 @@ typedef struct rs_look
 	const char *claim_index;        /* its name, where claims are to be made to use it; or NULL */
 	bool has_index[RS_INDEX_COUNT]; /* one that serves, where it is needed */
 	bool payload_is_bytes;          /* bytes, not text, are what its column stores */
+	bool headers_are_json;          /* PostgreSQL: of type json, not jsonb */
 } rs_look;
+
+/* What a driver says where it could not log in. */
+#define RS_HINT_PASSWORD                                                                           \
+	"The password is the URL's, or else the environment's: RUSTSTREAM_PASSWORD."
 
 typedef struct rs_arena rs_arena; /* arena.c */
 

@@ -114,7 +114,8 @@ rs_mysql_connect(const rs_url *url, rs_error *error)
 	if (mysql_real_connect(db, url->host, url->user, url->password, url->database,
 						   (unsigned) url->port, given.socket, CLIENT_FOUND_ROWS) == NULL)
 	{
-		rs_error_set(error, RUSTSTREAM_UNAVAILABLE, mysql_sqlstate(db), NULL,
+		rs_error_set(error, RUSTSTREAM_UNAVAILABLE, mysql_sqlstate(db),
+					 mysql_errno(db) == RS_MYSQL_ACCESS_DENIED ? RS_HINT_PASSWORD : NULL,
 					 "%s: %.800s (error %u)", url->display, mysql_error(db), mysql_errno(db));
 		mysql_close(db);
 		return NULL;

@@ -49,6 +49,7 @@ keep_column(void *arg, const rs_value *values, int count)
 /* Types, each with a comma in front and behind. */
 #define INTEGERS ",tinyint,smallint,mediumint,int,bigint,"
 #define TIMES ",datetime,timestamp,"
+#define OBJECTS ",json,text,mediumtext,longtext,"
 #define IDS INTEGERS "char,varchar,binary,varbinary,uuid,inet4,inet6,"
 #define KEYS INTEGERS "char,varchar,tinytext,text,mediumtext,longtext,uuid,enum,"
 
@@ -78,6 +79,8 @@ static const struct
 	{RS_ROLE_RETRY_AFTER, TIMES, "Times are DATETIME, or TIMESTAMP, in UTC."},
 	{RS_ROLE_PROCESSED_AT, TIMES, "Times are DATETIME, or TIMESTAMP, in UTC."},
 	{RS_ROLE_LOCKED_UNTIL, TIMES, "Times are DATETIME, or TIMESTAMP, in UTC."},
+	{RS_ROLE_HEADERS, OBJECTS,
+	 "Headers are JSON, TEXT, MEDIUMTEXT or LONGTEXT: a dead letter's say why it is one."},
 	{RS_ROLE_PARTITION_KEY, KEYS, "A partition key is an integer, text or UUID."},
 };
 

@@ -69,7 +69,7 @@ take_message(rs_error *error, ruststream_code code, const char *message)
 		error->message[--length] = '\0';
 	for (size_t i = 0; i < length; i++)
 	{
-		if (error->message[i] == '\n')
+		if (error->message[i] == '\n' || error->message[i] == '\t')
 			error->message[i] = ' ';
 	}
 }
@@ -311,7 +311,11 @@ rs_postgres_connect(const rs_url *url, PGconn **result, rs_error *error)
 	if (connection == NULL)
 		rs_error_set(error, RUSTSTREAM_NO_MEMORY, "", NULL, "out of memory");
 	else if (PQstatus(connection) != CONNECTION_OK)
+	{
 		take_message(error, RUSTSTREAM_UNAVAILABLE, PQerrorMessage(connection));
+		if (PQconnectionNeedsPassword(connection) || PQconnectionUsedPassword(connection))
+			(void) snprintf(error->hint, sizeof(error->hint), "%s", RS_HINT_PASSWORD);
+	}
 	else if (PQserverVersion(connection) < RS_POSTGRES_OLDEST)
 		rs_error_set(error, RUSTSTREAM_UNAVAILABLE, "", "Use PostgreSQL 12 or later.",
 					 "PostgreSQL %d is too old", PQserverVersion(connection) / 10000);

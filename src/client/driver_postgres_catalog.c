@@ -149,10 +149,15 @@ rs_postgres_find_version(rs_session *base, int64_t *version)
 	rs_result result = rs_postgres_execute(base, &owner, NULL, 0, read_owner, &found, NULL);
 
 	*version = 0;
-	if (result != RS_DONE || !found.is_there)
+	if (result == RS_DONE && found.is_there && found.is_trusted)
+		result = rs_postgres_execute(base, &read, NULL, 0, read_version, version, NULL);
+	if (result == RS_FAILED && strcmp(base->error.state, "42501") == 0 &&
+		base->error.hint[0] == '\0')
+		(void) snprintf(base->error.hint, sizeof(base->error.hint),
+						"GRANT SELECT, INSERT, UPDATE, DELETE on the tables of ruststream in the "
+						"schema public to the role that connects.");
+	if (result != RS_DONE || !found.is_there || found.is_trusted)
 		return result;
-	if (found.is_trusted)
-		return rs_postgres_execute(base, &read, NULL, 0, read_version, version, NULL);
 	rs_error_set(&base->error, RUSTSTREAM_REFUSED, "42501",
 				 "They say what this program executes. Let their owner be the role that serves, a "
 				 "member of it, the owner of the database, or a superuser.",

@@ -59,7 +59,38 @@ rs_postgres_ends_transactions(rs_postgres_session *session, const char *source)
 	return false;
 }
 
-/* The server reads a statement when it is prepared; what it is given is known only with a row. */
+/*
+ * Have the server read the first statement; what a later one needs an earlier may make.  The types
+ * of what it is given are known only with a row, so of a statement that is given something only
+ * that counts which does not depend on them.
+ */
+static rs_result
+prepare_first(rs_postgres_session *session, const rs_postgres_statement *first)
+{
+	static const char *const decisive[] = {
+		"42601", /* a syntax error */
+		"42P01", /* no such table */
+		"42703", /* no such column */
+		"3F000"  /* no such schema */
+	};
+	PGresult *prepared = PQprepare(session->connection, "", first->text, 0, NULL);
+	const char *state = PQresultErrorField(prepared, PG_DIAG_SQLSTATE);
+	bool counts =
+		PQresultStatus(prepared) != PGRES_COMMAND_OK && (first->count == 0 || state == NULL);
+	rs_result result = RS_DONE;
+
+	for (size_t i = 0; state != NULL && i < sizeof(decisive) / sizeof(decisive[0]); i++)
+		counts = counts || strcmp(state, decisive[i]) == 0;
+	if (counts)
+	{
+		result = rs_postgres_fail(session, prepared);
+		if (result == RS_FAILED)
+			session->base.error.code = RUSTSTREAM_REFUSED;
+	}
+	PQclear(prepared);
+	return result;
+}
+
 rs_result
 rs_postgres_check_handler(rs_session *base, const char *source)
 {
@@ -69,7 +100,7 @@ rs_postgres_check_handler(rs_session *base, const char *source)
 	if (handler == NULL)
 		return rs_postgres_no_memory(session);
 	if (handler->count > 0)
-		return RS_DONE;
+		return prepare_first(session, &handler->statements[0]);
 	rs_error_set(&base->error, RUSTSTREAM_REFUSED, "", "Write at least one statement.",
 				 "the handler is empty");
 	return RS_FAILED;

@@ -192,6 +192,8 @@ keep_column(void *arg, const rs_value *values, int count)
 			return false;
 		if (role == RS_ROLE_PAYLOAD)
 			at->look->payload_is_bytes = type == RS_OID_BYTEA;
+		if (role == RS_ROLE_HEADERS)
+			at->look->headers_are_json = type == RS_OID_JSON;
 	}
 	return check_key_column(at, column, type);
 }

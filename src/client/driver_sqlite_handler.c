@@ -283,22 +283,58 @@ rs_sqlite_guard(rs_session *base, bool on, bool transactional)
 	session->guards = on && transactional;
 }
 
-/* Only its beginning can be: what a later statement needs an earlier one may make. */
+/* What a statement of a handler names and nobody gives; NULL: nothing. */
+static const char *
+unknown_name(sqlite3_stmt *statement)
+{
+	static const char *const known[] = {":id", ":payload", ":attempt", ":headers"};
+
+	for (int n = 1; n <= sqlite3_bind_parameter_count(statement); n++)
+	{
+		const char *name = sqlite3_bind_parameter_name(statement, n);
+		bool is_known = false;
+
+		for (size_t i = 0; name != NULL && i < sizeof(known) / sizeof(known[0]); i++)
+			is_known = is_known || strcmp(name, known[i]) == 0;
+		if (!is_known)
+			return name != NULL ? name : "?";
+	}
+	return NULL;
+}
+
+/* As far as it can be, and its beginning must be: what a later statement needs an earlier may make.
+ */
 rs_result
 rs_sqlite_check_handler(rs_session *base, const char *handler)
 {
 	rs_sqlite_session *session = (rs_sqlite_session *) base;
-	sqlite3_stmt *statement = NULL;
-	int code = sqlite3_prepare_v2(session->db, handler, -1, &statement, NULL);
-	bool is_empty = statement == NULL;
+	bool is_empty = true;
 
-	(void) sqlite3_finalize(statement);
-	if (code != SQLITE_OK)
+	for (const char *rest = handler; *rest != '\0';)
 	{
-		rs_result result = rs_sqlite_fail(session);
+		sqlite3_stmt *statement = NULL;
+		int code = sqlite3_prepare_v2(session->db, rest, -1, &statement, &rest);
+		const char *unknown = code == SQLITE_OK ? unknown_name(statement) : NULL;
+		bool made;
 
-		base->error.code = RUSTSTREAM_REFUSED;
-		return result;
+		if (unknown != NULL)
+			rs_error_set(&base->error, RUSTSTREAM_REFUSED, "",
+						 "It may name :id, :payload, :attempt and :headers.",
+						 "the handler names \"%s\"", unknown);
+		made = statement != NULL;
+		(void) sqlite3_finalize(statement);
+		if (unknown != NULL)
+			return RS_FAILED;
+		if (code != SQLITE_OK && is_empty)
+		{
+			rs_result result = rs_sqlite_fail(session);
+
+			base->error.code = RUSTSTREAM_REFUSED;
+			return result;
+		}
+		if (code != SQLITE_OK)
+			break;
+		is_empty = is_empty && !made;
 	}
 	if (is_empty)
 	{

@@ -184,6 +184,7 @@ rs_bind_queue(ruststream *handle, rs_plan *plan, const rs_table *table, bool des
 	plan->table.name = plan->look.name;
 	plan->table.claim_index = plan->look.claim_index;
 	plan->table.only = plan->look.only;
+	plan->table.headers_are_json = plan->look.headers_are_json;
 	code = check_columns(handle, &plan->table, &plan->look);
 	if (code == RUSTSTREAM_OK)
 		code = check_id(handle, &plan->table, &plan->look);

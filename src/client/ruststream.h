@@ -342,7 +342,7 @@ typedef struct ruststream_delivery
 	ruststream *handle; /* publishing through it is part of the delivery; other calls with it
 						 * return RUSTSTREAM_MISUSE, and to close it does nothing */
 	const char *subscription;
-	const char *queue;
+	const char *queue;   /* as ruststream_queue names it: on PostgreSQL with its schema */
 	const char *id;      /* as text; bytes as \x and their hexadecimal digits */
 	int64_t attempt;     /* 1 at the first delivery */
 	const char *headers; /* NULL: none */

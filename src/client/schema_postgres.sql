@@ -210,7 +210,10 @@ RETURNS void
 LANGUAGE plpgsql
 AS $$
 BEGIN
-	EXECUTE pg_catalog.format('DROP TRIGGER IF EXISTS ruststream_notify ON %s', queue::pg_catalog.regclass);
+	IF EXISTS (SELECT 1 FROM pg_catalog.pg_trigger AS t WHERE t.tgname OPERATOR(pg_catalog.=) 'ruststream_notify'
+		AND t.tgrelid OPERATOR(pg_catalog.=) queue::pg_catalog.regclass::pg_catalog.oid) THEN
+		EXECUTE pg_catalog.format('DROP TRIGGER ruststream_notify ON %s', queue::pg_catalog.regclass);
+	END IF;
 	IF wake THEN
 		EXECUTE pg_catalog.format('CREATE TRIGGER ruststream_notify AFTER INSERT ON %s'
 			' FOR EACH STATEMENT EXECUTE FUNCTION public.ruststream_notify()', queue::pg_catalog.regclass);

@@ -102,17 +102,20 @@ rs_settle_row(rs_work *work, const rs_settlement *settlement, rs_result *result)
 	char now_text[RS_TIME_SIZE + 8];
 	char until[RS_TIME_SIZE + 8];
 	bool is_delayed = settlement->outcome == RS_OUTCOME_RETRY_AFTER;
+	bool has_origin = settlement->outcome == RS_OUTCOME_DEAD_LETTER &&
+					  worker->plan.table.column[RS_ROLE_HEADERS] != NULL;
+	int64_t now = 0;
 	int64_t found = 1;
 	int count = rs_plan_count(&worker->plan, settlement->operation);
 
 	rs_worker_trace(worker, RS_STEP_SETTLE, rs_outcome_word(settlement->outcome));
 	rs_stop_lease(work);
+	rs_make_utf8(work->answer.reason);
 	rs_values_of(work, values);
 	/* A row that is deleted asks for no time. */
-	if (is_delayed || rs_plan_takes(&worker->plan, settlement->operation, RS_PARAM_NOW))
+	if (is_delayed || has_origin ||
+		rs_plan_takes(&worker->plan, settlement->operation, RS_PARAM_NOW))
 	{
-		int64_t now;
-
 		*result = session->driver->now(session, &now);
 		if (*result != RS_DONE)
 			return RS_SETTLED_FAILED;
@@ -126,6 +129,12 @@ rs_settle_row(rs_work *work, const rs_settlement *settlement, rs_result *result)
 										 until);
 			values[RS_PARAM_UNTIL] = rs_value_of_text(until);
 		}
+	}
+	if (has_origin && !rs_origin(work, now, &values[RS_PARAM_ORIGIN]))
+	{
+		rs_error_set(&session->error, RUSTSTREAM_NO_MEMORY, "", NULL, "out of memory");
+		*result = RS_FAILED;
+		return RS_SETTLED_FAILED;
 	}
 	for (int i = 0; i < count; i++)
 	{
@@ -148,13 +157,14 @@ rs_record_failure(rs_work *work)
 
 	if (!work->has_error && !answered)
 		return RS_DONE;
+	rs_make_utf8(work->answer.reason);
 	result = rs_now_text(session, at);
 	if (result == RS_DONE)
 	{
 		const rs_value values[] = {
 			rs_value_of_text(at),
 			rs_value_of_text(work->worker->name),
-			rs_value_of_text(work->worker->plan.table.name),
+			rs_value_of_text(work->worker->plan.subscription.queue),
 			rs_value_of_text(work->delivery.id),
 			rs_value_of_integer(work->attempt),
 			rs_value_of_text(answered ? "00000" : work->error.state),

@@ -61,6 +61,17 @@
 #define GUARD "[locked_until:" WHERE " ({locked_until} = :token OR {locked_until} = :announced)]"
 #define END_LEASE "[locked_until:{locked_until} = NULL]"
 
+/* The headers of a row that becomes a dead letter: where it came from, in those that are an object.
+ */
+#define WITH_ORIGIN(headers)                                                                       \
+	"JSON_MERGE_PATCH(" headers                                                                    \
+	", [group:JSON_OBJECT('ruststream-origin-group', {group}), ]:origin)"
+#define HEADERS_WITH_ORIGIN                                                                        \
+	"CASE WHEN {headers} IS NULL THEN " WITH_ORIGIN(                                               \
+		"JSON_OBJECT()") " WHEN NOT JSON_VALID({headers}) THEN {headers}"                          \
+						 " WHEN JSON_TYPE({headers}) <> 'OBJECT' THEN {headers}"                   \
+						 " ELSE " WITH_ORIGIN("{headers}") " END"
+
 /* The order of the index that rs_index_render makes; NULL sorts first by itself. */
 #define CLAIM_ORDER                                                                                \
 	" ORDER BY[priority: ruststream_row.{priority},][retry_after: ruststream_row.{retry_after},]"  \
@@ -373,10 +384,15 @@ static const rs_catalogue_entry mysql_operations[RS_OPERATION_COUNT] = {
 						   .needs = RS_ROLE_RETRY_AFTER},
 
 	/*
-	 * UPDATE `db`.`table` SET `group` = :dead_group, `locked_until` = NULL
+	 * UPDATE `db`.`table`
+	 * SET `headers` = .. with :origin .., `group` = :dead_group, `locked_until` = NULL
 	 * WHERE `id` = :id AND (.. the token ..)
+	 *
+	 * In this order, since what is assigned is what the next assignment reads.
 	 */
-	[RS_OP_MOVE_GROUP] = {.statements = {"UPDATE {table} SET {group} = :dead_group"
+	[RS_OP_MOVE_GROUP] = {.statements = {"UPDATE {table} SET"
+										 "[headers: {headers} = " HEADERS_WITH_ORIGIN ",]"
+										 " {group} = :dead_group"
 										 "[locked_until:, " END_LEASE "]" THIS_ROW GUARD},
 						  .needs = RS_ROLE_GROUP},
 
@@ -386,10 +402,17 @@ static const rs_catalogue_entry mysql_operations[RS_OPERATION_COUNT] = {
 	 *
 	 * DELETE FROM `db`.`table` WHERE .. the same ..
 	 *
-	 * In the lease form the column of the lease is written as NULL.
+	 * In the lease form the column of the lease is written as NULL.  Where there are headers, FROM
+	 * is
+	 *
+	 * (SELECT `id`, `headers`, `payload`, .. headers with :origin .. AS ruststream_made
+	 *  FROM `db`.`table` WHERE ..) AS ruststream_headers
 	 */
-	[RS_OP_MOVE_TABLE] = {.statements = {"INSERT INTO {dest} ({columns}) SELECT {moved}"
-										 " FROM {table}" THIS_ROW GUARD,
+	[RS_OP_MOVE_TABLE] = {.statements = {"INSERT INTO {dest} ({columns}) SELECT {moved} FROM"
+										 "[headers: (SELECT {columns}, " HEADERS_WITH_ORIGIN
+										 " AS ruststream_made FROM]"
+										 " {table}" THIS_ROW GUARD
+										 "[headers:) AS ruststream_headers]",
 										 "DELETE FROM {table}" THIS_ROW GUARD}},
 
 	/*

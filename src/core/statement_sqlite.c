@@ -40,6 +40,19 @@
 #define GUARD "[locked_until:" WHERE " ruststream_row.{locked_until} IN (:token, :announced)]"
 #define END_LEASE "[locked_until:{locked_until} = NULL]"
 
+/* The headers of a row that becomes a dead letter: where it came from, in those that are an object.
+ */
+#define HEADERS "ruststream_row.{headers}"
+#define WITH_ORIGIN(headers)                                                                       \
+	"json_patch([group:json_patch(" headers ", json_object('ruststream-origin-group',"             \
+	" CAST(ruststream_row.{group} AS TEXT)))][!group:" headers "], :origin)"
+#define HEADERS_WITH_ORIGIN                                                                        \
+	"CASE WHEN " HEADERS                                                                           \
+	" IS NULL THEN " WITH_ORIGIN("json_object()") " WHEN NOT json_valid(" HEADERS                  \
+												  ") THEN " HEADERS " WHEN json_type(" HEADERS     \
+												  ") <> 'object' THEN " HEADERS                    \
+												  " ELSE " WITH_ORIGIN(HEADERS) " END"
+
 /* The order of the index that rs_index_render makes, group aside; NULL sorts first by itself. */
 #define CLAIM_ORDER                                                                                \
 	" ORDER BY[priority: ruststream_row.{priority},][retry_after: ruststream_row.{retry_after},]"  \
@@ -285,13 +298,15 @@ static const rs_catalogue_entry sqlite_operations[RS_OPERATION_COUNT] = {
 		 .needs = RS_ROLE_RETRY_AFTER},
 
 	/*
-	 * UPDATE "main"."table" AS ruststream_row SET "group" = :dead_group, "locked_until" = NULL
+	 * UPDATE "main"."table" AS ruststream_row
+	 * SET "headers" = .. with :origin .., "group" = :dead_group, "locked_until" = NULL
 	 * WHERE ruststream_row."id" = :id AND ruststream_row."locked_until" IN (:token, :announced)
 	 */
-	[RS_OP_MOVE_GROUP] =
-		{.statements = {"UPDATE {table} AS ruststream_row SET {group} = :dead_group"
-						"[locked_until:, " END_LEASE "]" THIS_ROW GUARD},
-		 .needs = RS_ROLE_GROUP},
+	[RS_OP_MOVE_GROUP] = {.statements = {"UPDATE {table} AS ruststream_row SET"
+										 "[headers: {headers} = " HEADERS_WITH_ORIGIN
+										 ",] {group} = :dead_group"
+										 "[locked_until:, " END_LEASE "]" THIS_ROW GUARD},
+						  .needs = RS_ROLE_GROUP},
 
 	/*
 	 * INSERT INTO "main"."dest" ("id", "payload") SELECT "id", "payload"
@@ -300,10 +315,17 @@ static const rs_catalogue_entry sqlite_operations[RS_OPERATION_COUNT] = {
 	 *
 	 * DELETE FROM "main"."table" AS ruststream_row WHERE .. the same ..
 	 *
-	 * In the lease form the column of the lease is written as NULL.
+	 * In the lease form the column of the lease is written as NULL.  Where there are headers, FROM
+	 * is
+	 *
+	 * (SELECT "id", "headers", "payload", .. headers with :origin .. AS ruststream_made
+	 *  FROM "main"."table" AS ruststream_row WHERE ..) AS ruststream_headers
 	 */
-	[RS_OP_MOVE_TABLE] = {.statements = {"INSERT INTO {dest} ({columns}) SELECT {moved}"
-										 " FROM {table} AS ruststream_row" THIS_ROW GUARD,
+	[RS_OP_MOVE_TABLE] = {.statements = {"INSERT INTO {dest} ({columns}) SELECT {moved} FROM"
+										 "[headers: (SELECT {columns}, " HEADERS_WITH_ORIGIN
+										 " AS ruststream_made FROM]"
+										 " {table} AS ruststream_row" THIS_ROW GUARD
+										 "[headers:) AS ruststream_headers]",
 										 "DELETE FROM {table} AS ruststream_row" THIS_ROW GUARD}},
 
 	/*

@@ -22,7 +22,7 @@ sub url { return "sqlite:$database"; }
 # A queue in each form, and a table for what handlers write.
 sub new_database
 {
-	unlink map { "$database$_" } '', '-wal', '-shm', '-journal', '-ruststream';
+	unlink map { "$database$_" } '', '-wal', '-shm', '-journal', '-ruststream', '-go';
 	sql('PRAGMA journal_mode = wal; '
 		  . 'CREATE TABLE leased (id INTEGER PRIMARY KEY, payload TEXT, attempt INTEGER, retry_after TEXT, locked_until TEXT);'
 		  . 'CREATE TABLE keyed (id INTEGER PRIMARY KEY, payload TEXT, attempt INTEGER);'
@@ -70,7 +70,7 @@ sub finish
 	return ($code, map { contents("$child->{files}.$_") } qw(out err));
 }
 
-# Has it said so on its standard error?  Waits for a minute at the most.
+# Has it said so, a pattern, on its standard error?  Waits for a minute at the most.
 sub said
 {
 	my ($child, $pattern) = @_;

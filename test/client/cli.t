@@ -61,6 +61,8 @@ like($err, qr/hint: Run: ruststream install/, 'with a hint');
 
 new_database();
 is((run('install', $url))[0], 0, 'install is idempotent');
+($code, $out, $err) = run('describe', $url, 'leased');
+ok($code == 2 && $err =~ /describe needs --id COLUMN/, 'a description without an id');
 for my $case (
 	[['--lease', '5 parsecs'], '--lease takes a time'],
 	[['--lease', '-1s'], '--lease takes a time'],
@@ -126,6 +128,9 @@ ok($code == 4 && $err =~ /^\{"error":".*","hint":".*","state":null,"exit_code":4
 for my $case (
 	[['--handler', 'SELEKT'], 'syntax error'],
 	[['--handler', '  '], 'the handler is empty'],
+	[['--handler', 'SELECT :paylod'], 'the handler names ":paylod"'],
+	[['--handler', 'SELECT :id; ; -- and
+		SELECT ?'], 'the handler names "?"'],
 	[['--handler', 'SELECT 1', '--exec', 'true'], 'a handler or a program, not both'],
 	[['--handler', 'SELECT 1', '--on-error', 'ack'], 'on_error cannot be "ack"'],
 	[['--handler', 'SELECT 1', '--on-error', 'dead_letter'], 'but there is none'],
@@ -225,11 +230,16 @@ like(sql('SELECT message FROM ruststream_failure'), qr/^the payload is not JSON.
 # -------------------------------------------------------------------- stopping
 
 new_database();
-run('subscribe', $url, 's', 'leased', '--exec', 'sqlite3 -cmd ".timeout 10000" ' . ($url =~ s/^sqlite://r) . ' "INSERT INTO effect (id) VALUES ($RUSTSTREAM_ID)"; sleep 0.5');
+my $path = $url =~ s/^sqlite://r;
+run('subscribe', $url, 's', 'leased', '--exec',
+	qq{sqlite3 -cmd ".timeout 10000" $path "INSERT INTO effect (id) VALUES (\$RUSTSTREAM_ID)"; until [ -e $path-go ]; do sleep 0.05; done});
 sql("INSERT INTO leased (payload) VALUES ('a'), ('b')");
 my $worker = start({}, 'work', $url);
 ok(wait_for('SELECT count(*) FROM effect', 1), 'a worker works');
 kill 'TERM', $worker->{pid};
+ok(said($worker, qr/stopping/), 'SIGTERM is told of');
+open(my $go, '>', "$path-go") or die;
+close $go;
 ($code, $out, $err) = finish($worker);
 is($code, 0, 'SIGTERM is an orderly end');
 is(sql('SELECT count(*) || locked_until IS NULL FROM leased'), 1, 'what runs is let finish, nothing more is claimed') or diag($err);

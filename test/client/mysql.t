@@ -99,7 +99,8 @@ for my $case (
 	["$url&tls=on", 5, 'is not encrypted'],
 	['mysql://root@/nowhere?socket=' . $server->socket, 5, "Unknown database 'nowhere'"],
 	['mysql://root@/app?socket=/nonexistent', 5, "Can't connect"],
-	['mysql://nobody:s3cret@/app?socket=' . $server->socket, 5, 'Access denied'])
+	['mysql://nobody:s3cret@/app?socket=' . $server->socket, 5, 'Access denied'],
+	['mysql://nobody:s3cret@/app?socket=' . $server->socket, 5, 'hint: The password is the URL'])
 {
 	($code, $out, $err) = run('status', $case->[0]);
 	ok($code == $case->[1] && index($err, $case->[2]) >= 0, "refused: $case->[2]") or diag("$code: $err");
@@ -108,6 +109,16 @@ for my $case (
 
 ($code, $out, $err) = run('status', $url);
 ok($code == 5 && $err =~ /no tables of ruststream yet/, 'a database without our tables');
+sql(q{CREATE USER clerk IDENTIFIED BY 's3:cr@t'; GRANT ALL ON app.* TO clerk});
+{
+	local $ENV{RUSTSTREAM_PASSWORD} = 's3:cr@t';
+	like((run('status', $server->url('clerk')))[2], qr/no tables of ruststream yet/, 'a password from the environment');
+}
+my $file = tempdir(CLEANUP => 1) . '/url';
+open(my $secret, '>', $file) or die;
+print $secret $server->url('clerk:s3%3Acr%40t'), "\n";
+close $secret;
+like((run('status', "\@$file"))[2], qr/no tables of ruststream yet/, '.. or from a file');
 
 # ----------------------------------------------------- what cannot be a queue
 
@@ -626,6 +637,15 @@ wait_for('SELECT COUNT(*) FROM ruststream_failure', 1);
 ($code, $out, $err) = stop_worker($worker);
 like($err, qr/the lock on key "mine" was lost/, 'a handler that lets its key go has lost it');
 is(left(), '10', '.. and its writes');
+
+# A settlement counts the rows that it finds, though it may write what is there already.
+new_queue('advisory_lock', qw(--retry-after retry_after));
+sql("CREATE TRIGGER later BEFORE UPDATE ON jobs FOR EACH ROW SET NEW.retry_after = IF(NEW.retry_after IS NULL, NULL, '2099-01-01')");
+sql("INSERT INTO jobs (payload) VALUES ('a')");
+subscribe("UPDATE jobs SET retry_after = '2098-01-01' WHERE id = :id; SET \@ruststream_outcome = 'retry_after', \@ruststream_delay = 60", '--transactional', 'off');
+work();
+is(sql('SELECT attempt, retry_after FROM jobs'), '2 2099-01-01 00:00:00.000000', 'a settlement that finds its row, and need not change it');
+is(sql('SELECT COUNT(*) FROM ruststream_failure'), 0, '.. is no failure');
 
 # ------------------------------------------------------------- odd ids, held rows
 

@@ -98,21 +98,25 @@ for my $form (sort keys %POINTS)
 	}
 }
 
-# Several processes share a queue, one of them killed over and over.
+# Several processes share a queue, and at each point one of them is killed, in the middle of its work.
 for my $form (sort keys %POINTS)
 {
+	my $rows = 0;
 	new_queue($form, $HANDLER, '--poll-interval', '20ms', '--workers', '2');
-	sql('INSERT INTO jobs (payload) SELECT seq FROM seq_1_to_2000');
 	my @workers = map { start({}, 'work', $url) } 1 .. 2;
-	for (1 .. 4)
+	for my $point (@{ $POINTS{$form} })
 	{
-		my $doomed = start({}, 'work', $url);
-		sleep 0.3;
-		kill 'KILL', $doomed->{pid};
-		finish($doomed);
+		my $code = 0;
+		while ($code == 0) # the others may have been quicker
+		{
+			sql('INSERT INTO jobs (payload) SELECT seq FROM seq_1_to_300');
+			$rows += 300;
+			($code) = finish(start({ RUSTSTREAM_FAILPOINT => "$point:5" }, 'work', $url, '--drain'));
+		}
+		is($code, -9, "$form, beside others: killed $point");
 	}
 	ok(wait_for('SELECT COUNT(*) FROM jobs', 0), "$form: several processes empty a queue, though others are killed");
-	is(sql('SELECT COUNT(*), COUNT(DISTINCT id) FROM effect'), '2000 2000', '.. and each row has its effect once');
+	is(sql('SELECT COUNT(*), COUNT(DISTINCT id) FROM effect'), "$rows $rows", '.. and each row has its effect once');
 	kill 'TERM', map { $_->{pid} } @workers;
 	is((finish($_))[0], 0, '.. and ends in order') for @workers;
 }

@@ -7,6 +7,7 @@ use lib $FindBin::Bin, "$FindBin::Bin/../conformance";
 use ClientTest;
 use IO::Handle;
 use PostgresServer;
+use Socket;
 use Test::More;
 use Time::HiRes qw(sleep);
 
@@ -71,6 +72,18 @@ is((run('install', $url))[0], 0, 'installed again: nothing happens');
 is(pg('SELECT count(*) FROM ruststream_version'), '1', '.. and there is one version');
 is(subscribe('locked', $HANDLER), '', 'subscribed by a bare name');
 is(pg('SELECT queue FROM ruststream_subscription'), 'public.locked', '.. which is kept with its schema');
+for my $case (
+	['INSERT INTO nowhere VALUES (:id)', qr/relation "nowhere" does not exist/],
+	['INSERT INTO effect (nothing) VALUES (:id)', qr/column "nothing" of relation "effect" does not exist/],
+	['SELECT :paylod', qr/syntax error at or near ":"/],
+	['SELECT nofunction()', qr/function nofunction\(\) does not exist/],
+	['locked', qr/syntax error at or near "locked"/])
+{
+	my ($code, undef, $err) = run('subscribe', $url, 'wrong', 'locked', '--handler', $case->[0]);
+	ok($code == 4 && $err =~ $case->[1], "refused as a handler: $case->[0]") or diag("$code: $err");
+}
+is(subscribe('leased', 'CREATE TEMPORARY TABLE later (id int); INSERT INTO later VALUES (1)'), '', 'what a later statement needs an earlier one may make');
+is(subscribe('locked', $HANDLER), '', 'what it is given needs no type yet');
 pg(q{INSERT INTO ruststream_subscription (name, queue, handler) VALUES ('in_sql', 'leased', 'SELECT 1')});
 is(pg(q{SELECT queue FROM ruststream_subscription WHERE name = 'in_sql'}), 'public.leased', '.. as is one that SQL subscribes');
 pg(q{UPDATE ruststream_subscription SET paused = true WHERE name = 'in_sql'});
@@ -79,7 +92,32 @@ like((run('status', $url))[1], qr/^in_sql +public\.leased +paused/m, '.. and so 
 
 pg('CREATE ROLE stranger', 'ALTER TABLE ruststream_version OWNER TO stranger', 'CREATE ROLE server LOGIN', 'GRANT ALL ON SCHEMA public TO server');
 like((run('status', $url =~ s/postgres@/server@/r))[2], qr/belong to a role that could make this one do/, 'tables of a stranger are not obeyed');
-pg('ALTER TABLE ruststream_version OWNER TO postgres', 'REVOKE ALL ON SCHEMA public FROM server', 'DROP ROLE server, stranger');
+pg('ALTER TABLE ruststream_version OWNER TO postgres');
+like((run('status', $url =~ s/postgres@/server@/r))[2], qr/permission denied for table ruststream_version\nhint: GRANT SELECT, INSERT, UPDATE, DELETE/,
+	'a role that may not read them is told what it needs');
+pg('GRANT SELECT ON ruststream_version, ruststream_queue, ruststream_subscription TO server',
+	'GRANT SELECT, INSERT, UPDATE, DELETE ON ruststream_failure, ruststream_counter, ruststream_worker TO server',
+	'GRANT SELECT, UPDATE, DELETE ON locked TO server', 'GRANT INSERT ON effect TO server', "INSERT INTO locked (payload) VALUES ('{}')");
+is((run('work', $url =~ s/postgres@/server@/r, 's', '--drain'))[0], 0, 'what a worker needs is what the manual says');
+is(pg(q{SELECT count(*) FROM locked}), '0', '.. and with that it delivers');
+is(pg(q{SELECT acked FROM ruststream_counter WHERE subscription = 's'}), '1', '.. and counts');
+pg('DROP OWNED BY server', 'REVOKE ALL ON SCHEMA public FROM server', 'DROP ROLE server, stranger');
+
+# ------------------------------------------------------------- passwords
+
+# A server that never answers, so that the list of processes can be looked at.
+{
+	socket(my $listener, PF_INET, SOCK_STREAM, 0) or die "socket: $!\n";
+	bind($listener, sockaddr_in(0, INADDR_LOOPBACK)) && listen($listener, 5) or die "listen: $!\n";
+	my ($port) = sockaddr_in(getsockname $listener);
+	my $child = start({}, 'status', "postgres://u:s3cret\@127.0.0.1:$port/x?sslmode=disable&sslpassword=s3cret&password=s3cret&connect_timeout=600");
+	accept(my $asked, $listener) or die "accept: $!\n";
+	open(my $in, '<', "/proc/$child->{pid}/cmdline") or die;
+	my $line = do { local $/; <$in> };
+	ok($line =~ /u:x+\@127/ && $line !~ /s3cret/, 'passwords on the command line are painted over') or diag($line);
+	kill 'KILL', $child->{pid};
+	finish($child);
+}
 
 # ------------------------------------------------------------- what is refused
 
@@ -363,6 +401,7 @@ SKIP:
 		close $ini;
 		$server->as_owner($pgbouncer, '-d', "$server->{directory}/$mode.ini");
 		my $pooled = "postgres://postgres@/postgres?host=$place&port=6432";
+		for (1 .. 600) { last if (run('status', $pooled))[0] != 5; sleep 0.1; } # until it listens
 		my ($code, undef, $err) = run('subscribe', $pooled, 's', 'keyed', '--handler', $HANDLER);
 		if ($mode eq 'session') { is($code, 0, 'keys work through a pooler that keeps sessions'); }
 		else
