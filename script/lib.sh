@@ -306,7 +306,7 @@ wait_until() {
 # ----------------------------------------------------------------- measuring
 
 # The median of numbers, one a line.
-median_of_lines() { sort -n | awk '{ value[NR] = $1 } END { print value[int((NR + 1) / 2)] }'; }
+median() { sort -n | awk '{ value[NR] = $1 } END { print value[int((NR + 1) / 2)] }'; }
 
 # rate_of ROWS COMMAND..: deliveries a second of a command that delivers so many rows.
 rate_of() {
