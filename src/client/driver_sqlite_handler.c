@@ -302,7 +302,9 @@ static int
 run_statement(sqlite3_stmt *statement, const ruststream_delivery *delivery, const rs_value *id,
 			  const rs_value *payload)
 {
-	const rs_value attempt = rs_value_of_integer(delivery->attempt);
+	/* A batch has no id, and its rows tell their attempts. */
+	const rs_value attempt =
+		delivery->id != NULL ? rs_value_of_integer(delivery->attempt) : RS_VALUE_NULL;
 	const rs_value headers = rs_value_of_text(delivery->headers);
 	int code;
 
