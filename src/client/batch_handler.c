@@ -3,13 +3,13 @@
  * batch_handler.c
  *	  The handler of a batch: what it is given, and what it has answered.
  *
- * A callback gets the deliveries.  A program gets a line of JSON for each row on its standard
- *input:
+ * A callback gets the deliveries.  A program gets an object in JSON for each row, on a line of its
+ * standard input; SQL gets an array of these as :payload, and answers one outcome for all:
  *
  *		{"id":"17","attempt":1,"headers":{"trace":"a"},"payload":"..."}
  *
  * The payload is a string; where the subscription has it decoded as JSON it is that; where it is no
- * UTF-8, "payload_base64" is there instead.  With exit status 0 the program answers all rows by
+ * UTF-8 text, "payload_base64" is there instead.  With exit status 0 a program answers all rows by
  * printing nothing, or each of them by a line, in the order of the rows:
  *
  *		ack | retry [reason] | retry_after [seconds] [reason] | discard [reason] |
@@ -104,7 +104,8 @@ write_row(FILE *out, const rs_work *row)
 		write_json(out, delivery->payload, delivery->payload_length);
 		fputc('}', out);
 	}
-	else if (rs_is_utf8(delivery->payload, delivery->payload_length))
+	else if (rs_is_utf8(delivery->payload, delivery->payload_length) &&
+			 memchr(delivery->payload, 0, delivery->payload_length) == NULL)
 	{
 		fputs(",\"payload\":", out);
 		write_string(out, delivery->payload, delivery->payload_length);
@@ -118,9 +119,10 @@ write_row(FILE *out, const rs_work *row)
 	}
 }
 
-/* The rows that the handler is given, a line each, to be freed; NULL: out of memory. */
+/* The rows that the handler is given, to be freed; NULL: out of memory. */
 static char *
-rows_as_lines(const rs_batch *batch, size_t *length)
+rows_as_json(const rs_batch *batch, const char *begin, const char *between, const char *end,
+			 size_t *length)
 {
 	char *text = NULL;
 	FILE *out = open_memstream(&text, length);
@@ -130,9 +132,10 @@ rows_as_lines(const rs_batch *batch, size_t *length)
 		return NULL;
 	for (int i = 0; i < batch->given_count; i++)
 	{
+		fputs(i == 0 ? begin : between, out);
 		write_row(out, batch->given[i]);
-		fputc('\n', out);
 	}
+	fputs(end, out);
 	failed = ferror(out) != 0;
 	failed |= fclose(out) != 0;
 	if (!failed)
@@ -267,7 +270,7 @@ call_program(rs_batch *batch)
 	rs_work *call = &batch->call;
 	ruststream_worker *worker = call->worker;
 	rs_program_batch io = {.rows = batch->given_count};
-	char *input = rows_as_lines(batch, &io.length);
+	char *input = rows_as_json(batch, "", "\n", "\n", &io.length);
 
 	if (input == NULL)
 	{
@@ -284,6 +287,35 @@ call_program(rs_batch *batch)
 	return RS_DONE;
 }
 
+/* The delivery has no id, which says that the payload is an array in JSON, whatever its column is.
+ */
+static rs_result
+call_sql(rs_batch *batch, bool in_transaction)
+{
+	rs_work *call = &batch->call;
+	rs_session *session = call->worker->handle->session;
+	const rs_value none = RS_VALUE_NULL;
+	size_t length;
+	char *rows = rows_as_json(batch, "[", ",", "]", &length);
+	const rs_value payload = rs_value_of_text(rows);
+	const ruststream_delivery delivery = {.handle = call->worker->handle,
+										  .subscription = call->delivery.subscription,
+										  .queue = call->delivery.queue,
+										  .payload = rows,
+										  .payload_length = length,
+										  .connection = session->driver->native(session)};
+	rs_result result = RS_DONE;
+
+	if (rows == NULL)
+		fail_call(batch, NULL, "out of memory");
+	else
+		result = session->driver->call_handler(session, call->worker->plan.subscription.handler,
+											   &delivery, &none, &payload, in_transaction,
+											   &call->answer);
+	free(rows);
+	return result;
+}
+
 /* ----------------------------------------------------------------- calling */
 
 static rs_result
@@ -295,6 +327,8 @@ call_handler(rs_batch *batch)
 	bool in_transaction = rs_table_form(&worker->plan.table) == RS_FORM_ROW_LOCK;
 	rs_result result;
 
+	if (worker->batch_handler == NULL && worker->plan.subscription.handler != NULL)
+		return call_sql(batch, in_transaction);
 	for (int i = 0; i < batch->given_count; i++)
 		batch->given[i]->delivery.connection = driver->native(session);
 	if (driver->guard_handler != NULL)

@@ -325,7 +325,7 @@ typedef struct rs_driver
 	 * Check the SQL handler as far as that can be without running it, and run it.  What it does
 	 * wrong is answer->failed with session->error filled in and RS_DONE; RS_TRANSIENT and
 	 * RS_LOST as ever.  The delivery is what a callback would see; id and payload are as
-	 * the database gave them.
+	 * the database gave them.  A batch's has no id, and its payload is an array in JSON.
 	 */
 	rs_result (*check_handler)(rs_session *session, const char *handler);
 	rs_result (*call_handler)(rs_session *session, const char *handler,

@@ -403,7 +403,9 @@ rs_mysql_call_handler(rs_session *base, const char *handler, const ruststream_de
 	const rs_value given[RS_ARGUMENT_COUNT] = {
 		[RS_ARGUMENT_ID] = *id,
 		[RS_ARGUMENT_PAYLOAD] = *payload,
-		[RS_ARGUMENT_ATTEMPT] = rs_value_of_integer(delivery->attempt),
+		/* A batch has no id, and its rows tell their attempts. */
+		[RS_ARGUMENT_ATTEMPT] =
+			delivery->id != NULL ? rs_value_of_integer(delivery->attempt) : RS_VALUE_NULL,
 		[RS_ARGUMENT_HEADERS] = rs_value_of_text(delivery->headers),
 	};
 	rs_result result = take_up(session, handler);

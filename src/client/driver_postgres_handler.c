@@ -320,7 +320,7 @@ run_statement(rs_postgres_session *session, const rs_postgres_statement *run, in
 	return code;
 }
 
-/* Each in the type that its column has; numbers as their text. */
+/* Each in the type that its column has; numbers as their text.  A batch has no id: it is JSON. */
 static void
 give(rs_postgres_session *session, const ruststream_delivery *delivery, const rs_value *payload,
 	 char attempt[32], given_values *given)
@@ -329,10 +329,11 @@ give(rs_postgres_session *session, const ruststream_delivery *delivery, const rs
 	*given = (given_values){
 		.values = {[RS_GIVEN_ID] = delivery->id,
 				   [RS_GIVEN_PAYLOAD] = delivery->payload,
-				   [RS_GIVEN_ATTEMPT] = attempt,
+				   [RS_GIVEN_ATTEMPT] = delivery->id != NULL ? attempt : NULL,
 				   [RS_GIVEN_HEADERS] = delivery->headers},
 		.types = {[RS_GIVEN_ID] = session->id_type,
-				  [RS_GIVEN_PAYLOAD] = session->payload_type,
+				  [RS_GIVEN_PAYLOAD] =
+					  delivery->id != NULL ? session->payload_type : (Oid) RS_OID_JSONB,
 				  [RS_GIVEN_ATTEMPT] = RS_OID_INT4,
 				  [RS_GIVEN_HEADERS] = session->headers_type},
 	};

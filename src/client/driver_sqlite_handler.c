@@ -357,7 +357,8 @@ run_statement(const rs_sqlite_handler_statement *run, const ruststream_delivery 
 		(void) rs_sqlite_bind(statement, run->id, id);
 	if (run->payload != 0)
 		(void) rs_sqlite_bind(statement, run->payload, payload);
-	if (run->attempt != 0)
+	/* A batch has no id, and its rows tell their attempts. */
+	if (run->attempt != 0 && delivery->id != NULL)
 		(void) sqlite3_bind_int64(statement, run->attempt, delivery->attempt);
 	if (run->headers != 0)
 		(void) sqlite3_bind_text(statement, run->headers, delivery->headers, -1, SQLITE_STATIC);

@@ -332,6 +332,8 @@ print_command_help(const char *program, const command *one)
 			"\nSQLite's SQL may use :id, :payload, :attempt and :headers, and answers by\n"
 			"  SELECT ruststream_retry_after(30)  (also ruststream_ack, _retry, _discard,\n"
 			"  _dead_letter, _undecodable; a reason may be the last argument). No answer is ack.\n"
+			"With --batch-size :payload is an array in JSON of the rows' id, attempt, headers and\n"
+			"  payload; a program gets these on a line each, and may print an outcome for each.\n"
 			"A program answers by its exit status: 0 ack, 10 retry, 11 retry_after (a first line\n"
 			"  such as \"30\" on its output is the delay in seconds), 12 discard, 13 dead_letter,\n"
 			"  14 the payload does not decode; anything else is a failure.\n");

@@ -371,10 +371,6 @@ bind_batch(ruststream *handle, rs_plan *plan)
 					   "Leave out transactional, or leave out batch_size and take one row at a "
 					   "time.",
 					   "a batch subscription cannot be transactional");
-	if (from->handler != NULL)
-		return rs_fail(handle, RUSTSTREAM_REFUSED,
-					   "Use a program or a callback for batches, or leave out batch_size.",
-					   "a handler in SQL takes one row at a time");
 	if (rs_table_lines(&plan->table) != RS_LINES_NONE)
 		return rs_fail(handle, RUSTSTREAM_REFUSED,
 					   "Leave out batch_size: rows of a line go one at a time.",

@@ -317,6 +317,43 @@ sub busy
 	return;
 }
 
+my %SQL = (
+	sqlite => "INSERT INTO noted (payload) SELECT json_extract(value, '\$.payload') || ' ' || json_extract(value, '\$.attempt')"
+	  . ' FROM json_each(:payload) WHERE :id IS NULL AND :attempt IS NULL; %s',
+	libpq => "INSERT INTO noted (payload) SELECT (job ->> 'payload') || ' ' || (job ->> 'attempt')"
+	  . ' FROM jsonb_array_elements(:payload) AS job WHERE :id IS NULL AND :attempt IS NULL; %s',
+	mariadb => "INSERT INTO noted (payload) SELECT CONCAT(job.payload, ' ', job.attempt) FROM JSON_TABLE(:payload, '\$[*]' COLUMNS"
+	  . " (payload LONGTEXT PATH '\$.payload', attempt INT PATH '\$.attempt')) AS job WHERE :id IS NULL AND :attempt IS NULL; %s");
+# Answers, and a failure.
+my %SAY = (
+	sqlite => ['SELECT ruststream_retry_after(3600)', 'SELECT abs(-9223372036854775808)'],
+	libpq => ['SELECT ruststream_retry_after(3600)', 'SELECT 1 / 0'],
+	mariadb => [q{SET @ruststream_outcome = 'retry_after', @ruststream_delay = 3600}, q{SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'so'}]);
+
+sub statements
+{
+	my ($name) = @_;
+	my $noted = 'SELECT payload FROM noted ORDER BY id';
+
+	fresh(['--handler', sprintf $SQL{$name}, '']);
+	insert('a', 'a "quoted" one');
+	run('work', $engine->url, '--drain');
+	is(rows(), '', "$form: SQL takes the rows as an array in JSON");
+	is(join(', ', $engine->sql($noted)), 'a 1, a "quoted" one 1', '.. with what it needs');
+	fresh(['--handler', sprintf $SQL{$name}, $SAY{$name}[0]]);
+	insert(qw(a b));
+	run('work', $engine->url, '--drain');
+	is(rows(), 'a 2 waiting, b 2 waiting', '.. answers one outcome for all');
+	is(one('SELECT COUNT(*) FROM noted'), 2, '.. and keeps its writes');
+	fresh(['--handler', sprintf $SQL{$name}, $SAY{$name}[1]]);
+	insert(qw(a b));
+	my (undef, undef, $err) = run('work', $engine->url, '--drain');
+	is(rows(), 'a 2 waiting, b 2 waiting', '.. an error of it is one of each row');
+	like($err, qr/batch of 2 rows/, '.. told of once');
+	is(one('SELECT COUNT(*) FROM noted'), $form eq 'row_lock' ? 0 : 2, '.. and its writes are undone where there is a transaction');
+	return;
+}
+
 # kill -9 at each point: nothing is lost, and what was settled does not come again.
 sub crashes
 {
@@ -384,6 +421,7 @@ for my $name (@ARGV ? @ARGV : qw(sqlite libpq mariadb))
 			busy() if $name eq 'sqlite';
 			programs($log);
 			cancelled($log);
+			statements($name);
 			crashes($log);
 		};
 	}

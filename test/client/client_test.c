@@ -1068,6 +1068,65 @@ test_errors(void)
 	ruststream_close(db);
 }
 
+static ruststream_outcome
+ack_batch(ruststream_delivery *const *deliveries, size_t count, void *arg)
+{
+	(void) deliveries;
+	(void) arg;
+	return count > 0 ? RUSTSTREAM_ACK : RUSTSTREAM_FAIL;
+}
+
+static ruststream_outcome
+ack_one(ruststream_delivery *delivery, void *arg)
+{
+	(void) delivery;
+	(void) arg;
+	return RUSTSTREAM_ACK;
+}
+
+/* What batches cannot be is refused where it is asked for; batch.t has the rest of them. */
+static void
+test_batch_refusals(void)
+{
+	ruststream *db = begin();
+	ruststream_worker *worker = NULL;
+	ruststream_subscription subscription = {.name = "b", .queue = "leased", .batch_size = 10};
+	bool delivered = false;
+
+	subscription.transactional = "on";
+	ok(ruststream_subscribe(db, &subscription) == RUSTSTREAM_REFUSED &&
+		   strstr(ruststream_message(db), "cannot be transactional") != NULL &&
+		   strstr(ruststream_hint(db), "leave out batch_size") != NULL,
+	   "a batch subscription is not transactional, and the hint says what to do");
+	subscription.transactional = NULL;
+	subscription.batch_size = 10001;
+	ok(ruststream_subscribe(db, &subscription) == RUSTSTREAM_REFUSED, "nor of any size");
+	subscription.batch_size = 10;
+	must(db, ruststream_subscribe(db, &subscription));
+	(void) sql("UPDATE ruststream_subscription SET transactional = 'on'");
+	is(sql("SELECT transactional FROM ruststream_subscription"), "NULL", "SQL is refused it, too");
+
+	ok(ruststream_worker_open(db, "b", ack_one, NULL, &worker) == RUSTSTREAM_REFUSED &&
+		   strstr(ruststream_hint(db), "ruststream_worker_open_batch") != NULL,
+	   "a callback of one row takes no batches");
+	must(db, ruststream_worker_open_batch(db, "b", ack_batch, NULL, &worker));
+	ok(ruststream_worker_needs_transaction(worker) == RUSTSTREAM_REFUSED &&
+		   strstr(ruststream_hint(db), "without batch_size") != NULL,
+	   "a handler of batches has no transaction to write in");
+	(void) sql("INSERT INTO leased (payload) VALUES ('a'), ('b')");
+	ok(ruststream_worker_step(worker, &delivered) == RUSTSTREAM_OK && delivered,
+	   "a step is a batch");
+	is(sql("SELECT count(*) FROM leased"), "0", ".. of all its rows");
+	ruststream_worker_close(worker);
+
+	subscription.batch_size = 0;
+	must(db, ruststream_subscribe(db, &subscription));
+	ok(ruststream_worker_open_batch(db, "b", ack_batch, NULL, &worker) == RUSTSTREAM_REFUSED &&
+		   strstr(ruststream_hint(db), "batch_size") != NULL,
+	   "and one of batches takes no single rows");
+	ruststream_close(db);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -1102,5 +1161,6 @@ main(int argc, char **argv)
 	test_busy_head();
 	test_second_process();
 	test_errors();
+	test_batch_refusals();
 	return done_testing();
 }
