@@ -197,22 +197,29 @@ sub start
 	return;
 }
 
+sub is_stopped
+{
+	my ($pid) = @_;
+	open(my $in, '<', "/proc/$pid/stat") or return 0;
+	return readline($in) =~ /\) T /;
+}
+
 # The server's log names the process.
 sub wait_until_stopped
 {
 	my ($self) = @_;
-	my ($pid, $state);
+	my ($pid, $stopped);
 
 	return $self->wait_at_gate if $self->{gate};
 	for (1 .. 1200)
 	{
 		my ($text) = $self->{server}->log_from($self->{offset});
 		($pid) = $text =~ /\[(\d+)\] .*LOG:  failure point "[^"]*" reached/;
-		$state = $pid ? `ps -o state= -p $pid` : '';
-		last if $state =~ /^T/;
+		$stopped = $pid && is_stopped($pid);
+		last if $stopped;
 		sleep 0.05;
 	}
-	die "the delivery did not stop\n" unless $state =~ /^T/;
+	die "the delivery did not stop\n" unless $stopped;
 	$self->{pid} = $pid;
 	# Nor is the lease extended from now on.
 	$self->{heartbeats} = [$self->sql(q{SELECT pid FROM pg_stat_activity WHERE backend_type = 'ruststream heartbeat'})];

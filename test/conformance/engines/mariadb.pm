@@ -25,7 +25,7 @@ my %TYPE = (
 my $HANDLER = <<'SQL';
 DELIMITER //
 -- What a transaction that is rolled back leaves as it is: the first try is known.
-CREATE FUNCTION is_first_try () RETURNS BOOLEAN MODIFIES SQL DATA
+CREATE FUNCTION is_first_try () RETURNS BOOLEAN DETERMINISTIC MODIFIES SQL DATA
 BEGIN
 	UPDATE tries SET number = number + 1;
 	RETURN (SELECT number FROM tries) = 1;
