@@ -364,6 +364,15 @@ deliver_claimed(rs_work *work)
 	return result == RS_DONE ? finish(work) : fail(work, result);
 }
 
+/* A claim that comes to its end is the end of those in a row that came to none. */
+static rs_progress
+found_nothing(ruststream_worker *worker)
+{
+	if (worker->transient_id == NULL)
+		worker->transient_count = 0;
+	return worker->held.count > 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
+}
+
 static rs_progress
 nothing_claimed(rs_work *work)
 {
@@ -371,7 +380,7 @@ nothing_claimed(rs_work *work)
 
 	if (result != RS_DONE)
 		return fail(work, result);
-	return work->worker->held.count > 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
+	return found_nothing(work->worker);
 }
 
 static rs_progress
@@ -616,7 +625,7 @@ deliver_advisory(rs_work *work)
 	/* Candidates that others were quicker to take are reason to look again. */
 	if (found.count > 0)
 		return RS_PROGRESS_TRANSIENT;
-	return work->worker->held.count > 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
+	return found_nothing(work->worker);
 }
 
 rs_progress

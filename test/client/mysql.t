@@ -469,7 +469,13 @@ for my $form (qw(row_lock lease))
 	$session->do("SELECT id FROM jobs WHERE payload = 'b' FOR UPDATE");
 	work();
 	is(sql('SELECT COUNT(*) FROM jobs'), 2, 'while any row of the group is locked elsewhere none is taken, nor waited for');
+	sql('DELETE FROM ruststream_counter');
+	my $waiting = start_worker();
+	ok(wait_for('SELECT COALESCE(SUM(transient), 0) > 20 FROM ruststream_counter', 1), '.. and who looks again and again');
+	is(sql('SELECT state FROM ruststream_status'), 'running', '.. is not broken');
 	$session->do('COMMIT');
+	ok(wait_for('SELECT COUNT(*) FROM jobs', 0), '.. and goes on');
+	unlike((stop_worker($waiting))[2], qr/being claimed/, '.. without a word');
 	work();
 	is(sql('SELECT COUNT(*) FROM jobs'), 0, '.. and then they are');
 }
