@@ -6,12 +6,13 @@
  *
  * The main thread takes the signals.  The first SIGTERM or SIGINT stops claiming and lets
  * handlers finish; after the grace period, or at the second, they are interrupted and their rows
- * released.
+ * released.  What then does not end within half a minute, or by the third signal, is left.
  *
  *-------------------------------------------------------------------------
  */
 #include "client/main.h"
 
+#include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
@@ -23,6 +24,9 @@
 
 #define DEFAULT_GRACE 30000
 #define TICK_MS 100
+/* What is interrupted has so long to end, programs that are killed and locks that are waited for
+ * included. */
+#define LEAVE_SECONDS 30
 
 struct crew;
 
@@ -50,6 +54,7 @@ typedef struct crew
 	int count;
 	int room;
 	bool is_exhausted;
+	sigset_t signals; /* those that end us: blocked, and waited for */
 
 	pthread_mutex_t mutex; /* guards the following, and each hand's part */
 	bool stops;
@@ -283,9 +288,38 @@ clock_ms(void)
 	return (int64_t) now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+/*
+ * A thread of its own, since to interrupt somebody may take as long as anything else on a
+ * connection whose server does not answer.  It ends with the process.
+ */
+static void *
+leave_at_last(void *arg)
+{
+	const crew *all = arg;
+	const struct timespec limit = {.tv_sec = LEAVE_SECONDS};
+
+	while (sigtimedwait(&all->signals, NULL, &limit) == -1 && errno == EINTR)
+		continue;
+	fprintf(stderr,
+			"%s: leaving, though not everybody has ended: what is not committed is undone, and "
+			"leases end by themselves\n",
+			all->asked->program);
+	_exit(EXIT_FAILED);
+}
+
+static void
+interrupt_all(crew *all)
+{
+	pthread_t leaving;
+
+	if (pthread_create(&leaving, NULL, leave_at_last, all) == 0)
+		(void) pthread_detach(leaving);
+	stop_all(all, true);
+}
+
 /* Wait for signals and for the others' end. */
 static void
-oversee(crew *all, const sigset_t *signals, int64_t grace)
+oversee(crew *all, int64_t grace)
 {
 	const struct timespec tick = {.tv_nsec = TICK_MS * 1000000L};
 	bool shows_progress = all->drains && !all->asked->json &&
@@ -297,8 +331,13 @@ oversee(crew *all, const sigset_t *signals, int64_t grace)
 
 	while (!take_stock(all, &delivered, &failed))
 	{
-		int caught = sigtimedwait(signals, NULL, &tick);
+		int caught = 0;
 
+		/* Later signals are another thread's. */
+		if (all->interrupts)
+			(void) nanosleep(&tick, NULL);
+		else
+			caught = sigtimedwait(&all->signals, NULL, &tick);
 		if (caught > 0 && deadline == 0)
 		{
 			fprintf(stderr, "%s: stopping; handlers have %lld ms to finish\n", all->asked->program,
@@ -306,8 +345,8 @@ oversee(crew *all, const sigset_t *signals, int64_t grace)
 			stop_all(all, false);
 			deadline = clock_ms() + grace;
 		}
-		else if (caught > 0 || (deadline != 0 && clock_ms() >= deadline))
-			stop_all(all, true);
+		else if (!all->interrupts && (caught > 0 || (deadline != 0 && clock_ms() >= deadline)))
+			interrupt_all(all);
 		if (shows_progress && clock_ms() >= next_progress)
 		{
 			fprintf(stderr, "%s: %lld delivered so far, %lld failed\n", all->asked->program,
@@ -320,7 +359,6 @@ oversee(crew *all, const sigset_t *signals, int64_t grace)
 static int
 start_and_oversee(crew *all, int64_t grace)
 {
-	sigset_t signals;
 	int64_t delivered;
 	int64_t failed;
 	int result = EXIT_DONE;
@@ -330,11 +368,11 @@ start_and_oversee(crew *all, int64_t grace)
 	 */
 	(void) mallopt(M_TRIM_THRESHOLD, 16 * 1024 * 1024);
 #endif
-	sigemptyset(&signals);
-	sigaddset(&signals, SIGTERM);
-	sigaddset(&signals, SIGINT);
+	sigemptyset(&all->signals);
+	sigaddset(&all->signals, SIGTERM);
+	sigaddset(&all->signals, SIGINT);
 	/* For every thread: the main one takes them when it is ready. */
-	pthread_sigmask(SIG_BLOCK, &signals, NULL);
+	pthread_sigmask(SIG_BLOCK, &all->signals, NULL);
 	for (int i = 0; i < all->count; i++)
 	{
 		hand *one = &all->hands[i];
@@ -347,7 +385,7 @@ start_and_oversee(crew *all, int64_t grace)
 			one->code = EXIT_FAILED;
 		}
 	}
-	oversee(all, &signals, grace);
+	oversee(all, grace);
 	for (int i = 0; i < all->count; i++)
 	{
 		if (all->hands[i].is_started)

@@ -3,7 +3,7 @@ use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::Bin;
-use ClientTest qw(run start finish program);
+use ClientTest qw(run start finish said program);
 use File::Temp qw(tempdir);
 use MariadbServer;
 use Test::More;
@@ -432,6 +432,23 @@ like($out, qr/SETTLE ack\nROLLBACK\nLEASE LOST\n/, 'another takes its row: the l
 is(left(), '10', '.. and so are its writes');
 is(sql('SELECT locked_until > UTC_TIMESTAMP() + INTERVAL 1 HOUR FROM jobs'), 1, ".. and the other's lease is untouched");
 is(sql('SELECT lease_lost FROM ruststream_counter'), 1, '.. and it is counted');
+
+# A server that does not answer is no reason to stay.
+sql("DELETE FROM effect; DELETE FROM jobs; INSERT INTO jobs (payload) VALUES ('x')");
+subscribe("DO SLEEP(600)");
+$worker = start_worker(qw(--grace 100ms));
+ok(wait_for("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep'", 1), 'while a handler works');
+kill 'STOP', $server->{pid};
+for (1 .. 600)
+{
+	kill 'TERM', $worker->{pid};
+	last if said($worker, qr/leaving, though not everybody has ended/, 0.1);
+}
+($code, $out, $err) = finish($worker);
+kill 'CONT', $server->{pid};
+is($code, 1, '.. its server stops: the worker leaves all the same');
+sql("KILL QUERY $_") for split /\n/, sql("SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep'");
+is(sql('SELECT COUNT(*) FROM jobs'), 1, '.. and its row is left');
 
 # ----------------------------------------------------------- FIFO and keys
 
