@@ -335,7 +335,7 @@ nothing_claimed(rs_batch *batch)
 
 	if (result != RS_DONE)
 		return fail(batch, result);
-	return batch->call.worker->held.count > 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
+	return rs_found_nothing(batch->call.worker);
 }
 
 /* ------------------------------------------------------- row lock: together */
@@ -821,15 +821,15 @@ deliver_advisory(rs_batch *batch)
 	}
 	if (result != RS_DONE)
 		return fail_to_take(batch, result);
+	if (batch->count == 0 && found.count > 0 && ++worker->miss_count < RS_MAX_MISSES)
+		return RS_PROGRESS_TRANSIENT;
+	worker->miss_count = 0;
 	if (batch->count > 0)
 	{
 		RS_FAILPOINT("after_take");
 		return handle_apart(batch);
 	}
-	/* Candidates that others were quicker to take are reason to look again. */
-	if (found.count > 0)
-		return RS_PROGRESS_TRANSIENT;
-	return worker->held.count > 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
+	return rs_found_nothing(worker);
 }
 
 /* ------------------------------------------------------------------ the forms */

@@ -396,6 +396,15 @@ extern void rs_worker_trace(const ruststream_worker *worker, rs_step step, const
 /* Claim a row, or a batch, deliver it and settle it. */
 extern rs_progress rs_deliver(ruststream_worker *worker);
 
+/*
+ * What a claim that has found nothing has come to.  It has come to its end, which is the end of
+ * those in a row that came to none.
+ */
+extern rs_progress rs_found_nothing(ruststream_worker *worker);
+
+/* How often a worker looks again at once, where others were quicker to take every candidate. */
+#define RS_MAX_MISSES 10
+
 /* Where a delivery is when something goes wrong. */
 typedef enum rs_stage
 {

@@ -378,6 +378,14 @@ deliver_claimed(rs_work *work)
 	return result == RS_DONE ? finish(work) : fail(work, result);
 }
 
+rs_progress
+rs_found_nothing(ruststream_worker *worker)
+{
+	if (worker->transient_id == NULL)
+		worker->transient_count = 0;
+	return worker->held.count > 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
+}
+
 static rs_progress
 nothing_claimed(rs_work *work)
 {
@@ -385,7 +393,7 @@ nothing_claimed(rs_work *work)
 
 	if (result != RS_DONE)
 		return fail(work, result);
-	return work->worker->held.count > 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
+	return rs_found_nothing(work->worker);
 }
 
 static rs_progress
@@ -648,9 +656,6 @@ try_candidate(rs_work *work, candidates *found, const candidate *one)
 	return RS_DONE;
 }
 
-/* How often a worker looks again at once, where others were quicker to take every candidate. */
-#define MAX_MISSES 10
-
 /* Where none of the first can be had, those behind them are looked at. */
 static rs_progress
 deliver_advisory(rs_work *work)
@@ -669,7 +674,7 @@ deliver_advisory(rs_work *work)
 			return fail(work, result);
 	} while (!work->has_row && found.count > 0 && found.left_out.count < RS_MAX_HELD);
 
-	if (!work->has_row && found.left_out.count > left_alone && ++worker->miss_count < MAX_MISSES)
+	if (!work->has_row && found.left_out.count > left_alone && ++worker->miss_count < RS_MAX_MISSES)
 		return RS_PROGRESS_TRANSIENT;
 	worker->miss_count = 0;
 	if (work->has_row)
@@ -677,7 +682,7 @@ deliver_advisory(rs_work *work)
 		RS_FAILPOINT("after_take");
 		return deliver_claimed(work);
 	}
-	return worker->held.count > 0 ? RS_PROGRESS_HELD : RS_PROGRESS_NOTHING;
+	return rs_found_nothing(worker);
 }
 
 rs_progress

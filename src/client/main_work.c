@@ -6,12 +6,14 @@
  *
  * The main thread takes the signals.  The first SIGTERM or SIGINT stops claiming and lets
  * handlers finish; after the grace period, or at the second, they are interrupted and their rows
- * released.  A thread that is done wakes it by a signal, too.
+ * released.  What then does not end within half a minute, or by the third signal, is left.  A
+ * thread that is done wakes the main one by a signal, too.
  *
  *-------------------------------------------------------------------------
  */
 #include "client/main.h"
 
+#include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
@@ -23,6 +25,9 @@
 
 #define DEFAULT_GRACE 30000
 #define TICK_MS 100
+/* What is interrupted has so long to end, programs that are killed and locks that are waited for
+ * included. */
+#define LEAVE_SECONDS 30
 /* A worker's thread tells the main one that it is done. */
 #define SIGNAL_DONE SIGUSR1
 
@@ -53,6 +58,7 @@ typedef struct crew
 	int count;
 	int room;
 	bool is_exhausted;
+	sigset_t signals; /* those that end us: blocked, and waited for */
 
 	pthread_mutex_t mutex; /* guards the following, and each hand's part */
 	bool stops;
@@ -287,9 +293,38 @@ clock_ms(void)
 	return (int64_t) now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+/*
+ * A thread of its own, since to interrupt somebody may take as long as anything else on a
+ * connection whose server does not answer.  It ends with the process.
+ */
+static void *
+leave_at_last(void *arg)
+{
+	const crew *all = arg;
+	const struct timespec limit = {.tv_sec = LEAVE_SECONDS};
+
+	while (sigtimedwait(&all->signals, NULL, &limit) == -1 && errno == EINTR)
+		continue;
+	fprintf(stderr,
+			"%s: leaving, though not everybody has ended: what is not committed is undone, and "
+			"leases end by themselves\n",
+			all->asked->program);
+	_exit(EXIT_FAILED);
+}
+
+static void
+interrupt_all(crew *all)
+{
+	pthread_t leaving;
+
+	if (pthread_create(&leaving, NULL, leave_at_last, all) == 0)
+		(void) pthread_detach(leaving);
+	stop_all(all, true);
+}
+
 /* Wait for signals and for the others' end. */
 static void
-oversee(crew *all, const sigset_t *signals, int64_t grace)
+oversee(crew *all, int64_t grace)
 {
 	const struct timespec tick = {.tv_nsec = TICK_MS * 1000000L};
 	bool shows_progress = all->drains && !all->asked->json &&
@@ -298,10 +333,16 @@ oversee(crew *all, const sigset_t *signals, int64_t grace)
 	int64_t next_progress = clock_ms() + 1000;
 	int64_t delivered;
 	int64_t failed;
+	sigset_t any = all->signals;
+	sigset_t done;
 
+	sigaddset(&any, SIGNAL_DONE);
+	sigemptyset(&done);
+	sigaddset(&done, SIGNAL_DONE);
 	while (!take_stock(all, &delivered, &failed))
 	{
-		int caught = sigtimedwait(signals, NULL, &tick);
+		/* Later signals that end us are another thread's. */
+		int caught = sigtimedwait(all->interrupts ? &done : &any, NULL, &tick);
 
 		if (caught == SIGNAL_DONE)
 			continue;
@@ -312,8 +353,8 @@ oversee(crew *all, const sigset_t *signals, int64_t grace)
 			stop_all(all, false);
 			deadline = clock_ms() + grace;
 		}
-		else if (caught > 0 || (deadline != 0 && clock_ms() >= deadline))
-			stop_all(all, true);
+		else if (!all->interrupts && (caught > 0 || (deadline != 0 && clock_ms() >= deadline)))
+			interrupt_all(all);
 		if (shows_progress && clock_ms() >= next_progress)
 		{
 			fprintf(stderr, "%s: %lld delivered so far, %lld failed\n", all->asked->program,
@@ -326,22 +367,23 @@ oversee(crew *all, const sigset_t *signals, int64_t grace)
 static int
 start_and_oversee(crew *all, int64_t grace)
 {
-	sigset_t signals;
 	int64_t delivered;
 	int64_t failed;
+	sigset_t blocked;
 	int result = EXIT_DONE;
 
 #ifdef M_TRIM_THRESHOLD
 	/* Each delivery allocates and frees the same again: to give it back costs a fifth. */
 	(void) mallopt(M_TRIM_THRESHOLD, 16 * 1024 * 1024);
 #endif
-	sigemptyset(&signals);
-	sigaddset(&signals, SIGTERM);
-	sigaddset(&signals, SIGINT);
-	sigaddset(&signals, SIGNAL_DONE);
+	sigemptyset(&all->signals);
+	sigaddset(&all->signals, SIGTERM);
+	sigaddset(&all->signals, SIGINT);
+	blocked = all->signals;
+	sigaddset(&blocked, SIGNAL_DONE);
 	all->overseer = pthread_self();
 	/* For every thread: the main one takes them when it is ready. */
-	pthread_sigmask(SIG_BLOCK, &signals, NULL);
+	pthread_sigmask(SIG_BLOCK, &blocked, NULL);
 	for (int i = 0; i < all->count; i++)
 	{
 		hand *one = &all->hands[i];
@@ -354,7 +396,7 @@ start_and_oversee(crew *all, int64_t grace)
 			one->code = EXIT_FAILED;
 		}
 	}
-	oversee(all, &signals, grace);
+	oversee(all, grace);
 	for (int i = 0; i < all->count; i++)
 	{
 		if (all->hands[i].is_started)

@@ -70,16 +70,16 @@ sub finish
 	return ($code, map { contents("$child->{files}.$_") } qw(out err));
 }
 
-# Has it said so, a pattern, on its standard error?  Waits for a minute at the most.
+# Has it said so, a pattern, on its standard error?  Waits for a minute at the most, unless told how many seconds.
 sub said
 {
-	my ($child, $pattern) = @_;
-	my $until = time() + 60;
-	while (time() < $until)
+	my ($child, $pattern, $seconds) = @_;
+	my $until = time() + ($seconds // 60);
+	do
 	{
 		return 1 if contents("$child->{files}.err") =~ $pattern;
 		sleep 0.02;
-	}
+	} while (time() < $until);
 	return 0;
 }
 

@@ -3,7 +3,8 @@ use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::Bin;
-use ClientTest qw(run start finish program);
+use ClientTest qw(run start finish said program);
+use File::Temp qw(tempdir);
 use MysqlServer;
 use Test::More;
 use Time::HiRes qw(sleep time);
@@ -457,6 +458,23 @@ is(left(), '10', '.. and so are its writes');
 is(sql('SELECT locked_until > UTC_TIMESTAMP() + INTERVAL 1 HOUR FROM jobs'), 1, ".. and the other's lease is untouched");
 is(sql('SELECT lease_lost FROM ruststream_counter'), 1, '.. and it is counted');
 
+# A server that does not answer is no reason to stay.
+sql("DELETE FROM effect; DELETE FROM jobs; INSERT INTO jobs (payload) VALUES ('x')");
+subscribe("DO SLEEP(600)");
+$worker = start_worker(qw(--grace 100ms));
+ok(wait_for("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep'", 1), 'while a handler works');
+kill 'STOP', $server->{pid};
+for (1 .. 600)
+{
+	kill 'TERM', $worker->{pid};
+	last if said($worker, qr/leaving, though not everybody has ended/, 0.1);
+}
+($code, $out, $err) = finish($worker);
+kill 'CONT', $server->{pid};
+is($code, 1, '.. its server stops: the worker leaves all the same');
+sql("KILL QUERY $_") for split /\n/, sql("SELECT ID FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep'");
+is(sql('SELECT COUNT(*) FROM jobs'), 1, '.. and its row is left');
+
 # ----------------------------------------------------------- FIFO and keys
 
 my $TIMED = 'INSERT INTO effect (id, attempt, at) VALUES (:id, :attempt, SYSDATE(6)); DO SLEEP(0.01);'
@@ -493,7 +511,13 @@ for my $form (qw(row_lock lease))
 	$session->do("SELECT id FROM jobs WHERE payload = 'b' FOR UPDATE");
 	work();
 	is(sql('SELECT COUNT(*) FROM jobs'), 2, 'while any row of the group is locked elsewhere none is taken, nor waited for');
+	sql('DELETE FROM ruststream_counter');
+	my $waiting = start_worker();
+	ok(wait_for('SELECT COALESCE(SUM(transient), 0) > 20 FROM ruststream_counter', 1), '.. and who looks again and again');
+	is(sql('SELECT state FROM ruststream_status'), 'running', '.. is not broken');
 	$session->do('COMMIT');
+	ok(wait_for('SELECT COUNT(*) FROM jobs', 0), '.. and goes on');
+	unlike((stop_worker($waiting))[2], qr/being claimed/, '.. without a word');
 	work();
 	is(sql('SELECT COUNT(*) FROM jobs'), 0, '.. and then they are');
 }
