@@ -479,6 +479,20 @@ typedef struct rs_batch
 
 extern rs_progress rs_deliver_batch(ruststream_worker *worker);
 
+/* ---------------------------------------------------------- batch_claim.c */
+
+/* A delivery of the worker's, empty. */
+extern rs_work rs_batch_work(ruststream_worker *worker);
+/* Claim the batch's rows, in the transaction that has begun. */
+extern rs_result rs_batch_claim(rs_batch *batch);
+/*
+ * Advisory lock form: look for candidates, in a transaction, and lock the keys of the first of
+ * them, one row a key.  *count: how many there were.
+ */
+extern rs_result rs_batch_lock(rs_batch *batch, int *count);
+/* Take the rows whose keys are locked, and leave in the batch those that could be. */
+extern rs_result rs_batch_take(rs_batch *batch);
+
 /* -------------------------------------------------------- batch_handler.c */
 
 /*

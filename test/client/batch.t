@@ -354,6 +354,24 @@ sub statements
 	return;
 }
 
+# Failures that may not come again, of the handler: the batch is claimed anew, ten times at the most.
+sub transient
+{
+	fresh(['--handler', sprintf $SQL{libpq}, "SELECT transient() WHERE nextval('tries') = 1"]);
+	insert(qw(a b));
+	run('work', $engine->url, '--drain');
+	is(rows(), '', "$form: a transient failure of the handler has the batch claimed anew");
+	is(join(', ', $engine->sql('SELECT payload FROM noted ORDER BY id')), $form eq 'row_lock' ? 'a 1, b 1' : 'a 1, b 1, a 2, b 2',
+		'.. and its writes are undone where there is a transaction');
+	fresh(['--handler', 'SELECT transient()']);
+	insert(qw(a b));
+	my (undef, undef, $err) = run('work', $engine->url, '--drain');
+	is(rows(), $form eq 'row_lock' ? 'a 2 waiting, b 2 waiting' : 'a 11 waiting, b 11 waiting', '.. the tenth is a failure of each row');
+	is(scalar(() = $err =~ /batch of 2 rows/g), 1, '.. told of once');
+	is(one('SELECT transient FROM ruststream_counter'), 10, '.. and they are counted');
+	return;
+}
+
 # kill -9 at each point: nothing is lost, and what was settled does not come again.
 sub crashes
 {
@@ -422,6 +440,7 @@ for my $name (@ARGV ? @ARGV : qw(sqlite libpq mariadb))
 			programs($log);
 			cancelled($log);
 			statements($name);
+			transient() if $name eq 'libpq';
 			crashes($log);
 		};
 	}

@@ -11,6 +11,7 @@
 #include "client/ruststream.h"
 #include "tap.h"
 
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sqlite3.h>
@@ -1127,6 +1128,62 @@ test_batch_refusals(void)
 	ruststream_close(db);
 }
 
+/* The sanitizer's, which has an allocator of its own; missing where there is none. */
+extern size_t __sanitizer_get_current_allocated_bytes(void) __attribute__((weak));
+
+static size_t
+allocated(void)
+{
+	return __sanitizer_get_current_allocated_bytes != NULL
+			   ? __sanitizer_get_current_allocated_bytes()
+			   : mallinfo2().uordblks;
+}
+
+/* Answers each row by what a batch can end in, so that each of these ways is gone often. */
+static ruststream_outcome
+answer_by_id(ruststream_delivery *const *deliveries, size_t count, void *arg)
+{
+	int *calls = arg;
+
+	for (size_t i = 0; i < count; i++)
+	{
+		ruststream_reason(deliveries[i], "why not");
+		ruststream_answer(deliveries[i], (ruststream_outcome) ((size_t) *calls % 7));
+	}
+	return ++*calls % 5 == 0 ? RUSTSTREAM_FAIL : RUSTSTREAM_ACK;
+}
+
+static void
+test_batch_memory(void)
+{
+	ruststream *db = begin();
+	const ruststream_subscription subscription = {
+		.name = "b", .queue = "leased", .batch_size = 20, .retry_delay = 1};
+	ruststream_worker *worker;
+	size_t before = 0;
+	size_t after;
+	int calls = 0;
+
+	(void) sql("PRAGMA synchronous = off;"
+			   "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 5000)"
+			   " INSERT INTO leased (payload) SELECT 'number ' || i FROM n");
+	must(db, ruststream_subscribe(db, &subscription));
+	must(db, ruststream_worker_open_batch(db, "b", answer_by_id, &calls, &worker));
+	/* So that SQLite's own cache is full soon. */
+	(void) sqlite3_exec(ruststream_connection(db), "PRAGMA cache_size = 10", NULL, NULL, NULL);
+	for (int i = 0; i < 200; i++)
+	{
+		must(db, ruststream_worker_step(worker, NULL));
+		if (i == 50)
+			before = allocated();
+	}
+	after = allocated();
+	ok(calls > 150 && after < before + 65536, "memory does not grow with the number of batches");
+	printf("# %zu bytes after 50 batches, %zu after 200\n", before, after);
+	ruststream_worker_close(worker);
+	ruststream_close(db);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -1162,5 +1219,6 @@ main(int argc, char **argv)
 	test_second_process();
 	test_errors();
 	test_batch_refusals();
+	test_batch_memory();
 	return done_testing();
 }
