@@ -18,7 +18,8 @@ ok($code == 0 && $out =~ /Exit status/ && $err eq '', 'help');
 for my $command (qw(install describe forget subscribe unsubscribe pause resume work publish status))
 {
 	($code, $out) = run('help', $command);
-	ok($code == 0 && $out =~ /^Usage: ruststream $command URL/, "help $command");
+	ok($code == 0 && $out =~ /^Usage: ruststream $command URL/ && $out =~ /^Example:\n  ruststream $command [a-z@]/m, "help $command");
+	is((run($command, '--help'))[1], $out, '.. also as an option');
 }
 ($code, $out) = run('--version');
 like($out, qr/^ruststream \d+\.\d+ \(.*\bsqlite\b/, '--version');
@@ -196,12 +197,21 @@ is($code, 0, 'SIGTERM is an orderly end');
 is(sql('SELECT count(*) || locked_until IS NULL FROM leased'), 1, 'what runs is let finish, nothing more is claimed') or diag($err);
 is(sql('SELECT count(*) FROM ruststream_worker'), 0, 'the worker is gone from the list');
 
+unlink "$path-go";
+$worker = start({}, 'work', $url, '--drain', '--progress');
+ok(wait_for_message($worker, '0 delivered so far, 0 failed'), 'a drain says how far it is');
+open($go, '>', "$path-go") or die;
+close $go;
+($code, $out, $err) = finish($worker);
+ok($code == 0 && $err =~ /delivered 1, of which 0 failed/, '.. and what it came to') or diag($err);
+sql("INSERT INTO leased (payload) VALUES ('b')");
+
 run('subscribe', $url, 's', 'leased', '--exec', 'sleep 600');
 $worker = start({}, 'work', $url, '--grace', '100ms');
 ok(wait_for('SELECT count(*) FROM leased WHERE locked_until IS NOT NULL', 1), 'a handler that takes its time');
 kill 'INT', $worker->{pid};
 ($code, $out, $err) = finish($worker);
-like($err, qr/released row 2 \(attempt 1\)/, 'past the grace period its row is released, and that is told');
+like($err, qr/released row \d \(attempt 1\)/, 'past the grace period its row is released, and that is told');
 is(sql('SELECT attempt || ifnull(locked_until, 0) FROM leased'), '20', 'guarded, its attempt counted');
 is(sql('SELECT count(*) FROM ruststream_failure'), 0, 'and it is no failure');
 
