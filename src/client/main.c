@@ -7,6 +7,7 @@
  */
 #include "client/main.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -130,7 +131,7 @@ run_subscribe(const request *asked, ruststream *db)
 }
 
 static const option_text subscribe_options[] = {
-	{"handler", "SQL", "run for each row; on MySQL and PostgreSQL a procedure or function"},
+	{"handler", "SQL", "run for each row; on MySQL it may be the name of a procedure"},
 	{"exec", "COMMAND", "or a program: payload on its input, answer by its exit status"},
 	{"group", "NAME", "the group it reads; its own name unless given"},
 	{"transactional", "on|off", "off keeps writes whatever is answered; off for programs"},
@@ -262,23 +263,31 @@ static const option_text no_options[] = {{NULL, NULL, NULL}};
 
 static const command commands[] = {
 	{"install", "", 0, 0, "make ruststream's tables in a database, or bring them up to date",
-	 install_options, run_install, false},
-	{"describe", "TABLE", 1, 1, "say which columns of a table play which roles", describe_options,
-	 run_describe, false},
-	{"forget", "TABLE", 1, 1, "forget a description; the table stays", no_options, run_forget,
-	 false},
-	{"subscribe", "NAME TABLE", 2, 2, "have the rows of a table handled", subscribe_options,
-	 run_subscribe, false},
-	{"unsubscribe", "NAME", 1, 1, "forget a subscription; the rows stay", no_options,
-	 run_unsubscribe, false},
-	{"pause", "NAME", 1, 1, "let a subscription's workers rest", no_options, run_pause, false},
-	{"resume", "NAME", 1, 1, "let them go on", no_options, run_resume, false},
-	{"work", "[NAME ..]", 0, MAX_WORDS, "deliver, until SIGTERM or SIGINT", work_options, run_work,
-	 true},
+	 "install sqlite:app.db --wal", install_options, run_install, false},
+	{"describe", "TABLE", 1, 1, "say which columns of a table play which roles",
+	 "describe sqlite:app.db email --id id --payload payload --attempt attempt \\\n"
+	 "      --retry-after retry_after --locked-until locked_until --create-index",
+	 describe_options, run_describe, false},
+	{"forget", "TABLE", 1, 1, "forget a description; the table stays", "forget sqlite:app.db email",
+	 no_options, run_forget, false},
+	{"subscribe", "NAME TABLE", 2, 2, "have the rows of a table handled",
+	 "subscribe sqlite:app.db mailer email --handler \"INSERT INTO sent VALUES (:payload)\"\n"
+	 "  ruststream subscribe mysql://app@db.example/shop mailer email --handler send_mail\n"
+	 "  ruststream subscribe postgres://app@/shop mailer email --exec ./send-mail --timeout 1m",
+	 subscribe_options, run_subscribe, false},
+	{"unsubscribe", "NAME", 1, 1, "forget a subscription; the rows stay",
+	 "unsubscribe sqlite:app.db mailer", no_options, run_unsubscribe, false},
+	{"pause", "NAME", 1, 1, "let a subscription's workers rest", "pause sqlite:app.db mailer",
+	 no_options, run_pause, false},
+	{"resume", "NAME", 1, 1, "let a subscription's workers go on", "resume sqlite:app.db mailer",
+	 no_options, run_resume, false},
+	{"work", "[NAME ..]", 0, MAX_WORDS, "deliver, until SIGTERM or SIGINT",
+	 "work @/etc/shop/database-url mailer --grace 1m", work_options, run_work, true},
 	{"publish", "TABLE [PAYLOAD]", 1, 2, "insert a row (- reads the payload from standard input)",
-	 publish_options, run_publish, false},
+	 "publish sqlite:app.db email '{\"to\": \"ada@example.org\"}' --delay 5m", publish_options,
+	 run_publish, false},
 	{"status", "[NAME]", 0, 1, "show each subscription: state, depth, counts, last error",
-	 no_options, show_status, false},
+	 "status sqlite:app.db", no_options, show_status, false},
 };
 
 #define COMMAND_COUNT ((int) (sizeof(commands) / sizeof(commands[0])))
@@ -314,8 +323,9 @@ print_help(const char *program)
 static void
 print_command_help(const char *program, const command *one)
 {
-	printf("Usage: %s %s URL%s%s [OPTION ..]\n\n%s.\n", program, one->name,
-		   one->words[0] != '\0' ? " " : "", one->words, one->help);
+	printf("Usage: %s %s URL%s%s [OPTION ..]\n\n%c%s.\n", program, one->name,
+		   one->words[0] != '\0' ? " " : "", one->words, toupper((unsigned char) one->help[0]),
+		   one->help + 1);
 	printf("\nOptions:\n");
 	for (const option_text *option = one->options; option->name != NULL; option++)
 	{
@@ -327,11 +337,17 @@ print_command_help(const char *program, const command *one)
 		printf("  %-26s %s\n", text, option->help);
 	}
 	printf("  %-26s %s\n", "--json", "print results and errors as JSON");
+	printf("\nExample:\n  %s %s\n", program, one->example);
 	if (strcmp(one->name, "subscribe") == 0)
 		printf(
-			"\nSQLite's SQL may use :id, :payload, :attempt and :headers, and answers by\n"
-			"  SELECT ruststream_retry_after(30)  (also ruststream_ack, _retry, _discard,\n"
-			"  _dead_letter, _undecodable; a reason may be the last argument). No answer is ack.\n"
+			"\nSQL may use :id, :payload, :attempt and :headers. No answer is ack; others are, on "
+			"SQLite\n"
+			"  and PostgreSQL, SELECT ruststream_retry_after(30) (also ruststream_retry, "
+			"_discard,\n"
+			"  _dead_letter, _undecodable; a reason may be the last argument), and on MySQL\n"
+			"  SET @ruststream_outcome = 'retry_after', @ruststream_delay = 30, or a procedure's "
+			"OUT\n"
+			"  parameters outcome, delay and reason.\n"
 			"With --batch-size :payload is an array in JSON of the rows' id, attempt, headers and\n"
 			"  payload; a program gets these on a line each, and may print an outcome for each.\n"
 			"A program answers by its exit status: 0 ack, 10 retry, 11 retry_after (a first line\n"
@@ -444,6 +460,9 @@ parse(request *asked, int argc, char **argv, int *result)
 	known[count++] = (struct option){"json", no_argument, NULL, JSON};
 	known[count] = (struct option){"help", no_argument, NULL, 'h'};
 
+	/* Also for what is wrong in front of it. */
+	for (int i = 1; i < argc; i++)
+		asked->json |= strcmp(argv[i], "--json") == 0;
 	opterr = 0;
 	optind = 1;
 	while ((found = getopt_long(argc, argv, ":h", known, NULL)) != -1)
@@ -451,7 +470,7 @@ parse(request *asked, int argc, char **argv, int *result)
 		if (found >= 1000)
 			asked->values[found - 1000] = optarg != NULL ? optarg : "";
 		else if (found == JSON)
-			asked->json = true;
+			continue;
 		else if (found == 'h')
 		{
 			print_command_help(asked->program, asked->command);

@@ -57,6 +57,7 @@ typedef struct command
 	int least_words;
 	int most_words;
 	const char *help;
+	const char *example; /* without the program's name; lines */
 	const option_text *options;
 	int (*run)(const request *asked, ruststream *db);
 	bool opens_by_itself; /* db is NULL */

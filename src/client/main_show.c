@@ -61,12 +61,21 @@ print_json(FILE *to, json_t *value)
 	json_decref(value);
 }
 
-/* An error in JSON; hint and state may be empty. */
+/* An error, as text or as JSON; hint and state may be empty. */
 static void
-print_error(const char *message, const char *hint, const char *state, int code)
+print_error(const request *asked, int code, const char *message, const char *hint,
+			const char *state)
 {
-	json_t *error = json_object();
+	json_t *error;
 
+	if (!asked->json)
+	{
+		fprintf(stderr, "%s: %s\n", asked->program, message);
+		if (hint[0] != '\0')
+			fprintf(stderr, "hint: %s\n", hint);
+		return;
+	}
+	error = json_object();
 	json_object_set_new(error, "error", text_value(message));
 	json_object_set_new(error, "hint", hint[0] != '\0' ? text_value(hint) : json_null());
 	json_object_set_new(error, "state", state[0] != '\0' ? text_value(state) : json_null());
@@ -78,17 +87,11 @@ int
 show_error(const request *asked, const ruststream *db)
 {
 	int code = exit_code(db != NULL ? ruststream_error(db) : RUSTSTREAM_NO_MEMORY);
-	const char *message = db != NULL ? ruststream_message(db) : "out of memory";
-	const char *hint = db != NULL ? ruststream_hint(db) : "";
 
-	if (asked->json)
-	{
-		print_error(message, hint, db != NULL ? ruststream_state(db) : "", code);
-		return code;
-	}
-	fprintf(stderr, "%s: %s\n", asked->program, message);
-	if (hint[0] != '\0')
-		fprintf(stderr, "hint: %s\n", hint);
+	if (db != NULL)
+		print_error(asked, code, ruststream_message(db), ruststream_hint(db), ruststream_state(db));
+	else
+		print_error(asked, code, "out of memory", "", "");
 	return code;
 }
 
@@ -101,10 +104,7 @@ fail_with(const request *asked, int code, const char *format, ...)
 	va_start(arguments, format);
 	(void) vsnprintf(message, sizeof(message), format, arguments);
 	va_end(arguments);
-	if (asked->json)
-		print_error(message, "", "", code);
-	else
-		fprintf(stderr, "%s: %s\n", asked->program, message);
+	print_error(asked, code, message, "", "");
 	return code;
 }
 
@@ -121,10 +121,7 @@ complain(const request *asked, const char *format, ...)
 	(void) snprintf(hint, sizeof(hint), "Try: %s help%s%s", asked->program,
 					asked->command != NULL ? " " : "",
 					asked->command != NULL ? asked->command->name : "");
-	if (asked->json)
-		print_error(message, hint, "", EXIT_USAGE);
-	else
-		fprintf(stderr, "%s: %s\n%s\n", asked->program, message, hint);
+	print_error(asked, EXIT_USAGE, message, hint, "");
 	return EXIT_USAGE;
 }
 

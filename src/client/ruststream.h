@@ -23,6 +23,10 @@
  *			ruststream_code, and leaves a message, often a hint, on the handle.
  *			They last until the next call with that handle.  No call exits,
  *			prints, raises a signal, or leaves a transaction of ours open.
+ *			Beside what its comment names, a call that asks the database may
+ *			return RUSTSTREAM_UNAVAILABLE, _NOT_INSTALLED, _NOT_FOUND for a name
+ *			that is not there, _BUSY, _DATABASE, _SYSTEM and _NO_MEMORY; one
+ *			that is given a worker or handle of a call that failed is not allowed.
  * Memory	Strings and structures that you pass in are copied where they are
  *			needed beyond the call.  Strings that a call or a callback gives
  *			you belong to the library, and last as long as its comment says.
@@ -198,9 +202,9 @@ typedef struct ruststream_queue
 } ruststream_queue;
 
 /*
- * Describe a table, or describe it anew.  RUSTSTREAM_NOT_FOUND where there is no such
- * table; RUSTSTREAM_REFUSED says what is wrong with the description or the table.  A missing
- * index is no error but a notice, which says how to make it.
+ * Describe a table, or describe it anew.  RUSTSTREAM_NOT_FOUND: there is no such table;
+ * RUSTSTREAM_REFUSED says what is wrong with the description or the table.  A missing index is no
+ * error but a notice, which says how to make it.
  */
 RUSTSTREAM_API ruststream_code ruststream_describe(ruststream *handle,
 												   const ruststream_queue *queue);
@@ -244,8 +248,8 @@ RUSTSTREAM_API ruststream_code ruststream_subscribe(ruststream *handle,
 													const ruststream_subscription *subscription);
 
 /*
- * Forget, pause or resume a subscription.  Deliveries in work end as they would have.
- * RUSTSTREAM_NOT_FOUND where there is none of that name.
+ * Forget, pause or resume a subscription; RUSTSTREAM_NOT_FOUND where there is none of that
+ * name.  Deliveries in work end as they would have.
  */
 RUSTSTREAM_API ruststream_code ruststream_unsubscribe(ruststream *handle, const char *name);
 RUSTSTREAM_API ruststream_code ruststream_pause(ruststream *handle, const char *name);
@@ -305,15 +309,16 @@ typedef struct ruststream_status
 typedef void (*ruststream_status_callback)(void *arg, const ruststream_status *status);
 
 /*
- * Each subscription, or the one of that name (name may be NULL), by name.  What is wrong with
- * one is its state; RUSTSTREAM_NOT_FOUND where there is none of that name.
+ * Each subscription, or the one of that name (name may be NULL), by name;
+ * RUSTSTREAM_NOT_FOUND where there is none of that name.  One that cannot work as it is
+ * is told of as "broken: ..".  The callback may not use the handle.
  */
 RUSTSTREAM_API ruststream_code ruststream_look(ruststream *handle, const char *name,
 											   ruststream_status_callback callback, void *arg);
 
 /*
  * One subscription's name and how many workers it wants, for whoever starts them; -1: only a
- * callback can serve it.
+ * callback can serve it.  The name lasts for the callback, which may not use the handle.
  */
 typedef void (*ruststream_subscription_callback)(void *arg, const char *name, int workers);
 
@@ -438,8 +443,11 @@ typedef enum ruststream_run
 	RUSTSTREAM_DRAIN    /* until nothing is due */
 } ruststream_run;
 
-/* Deliver row after row, or batch after batch.  Returns RUSTSTREAM_OK when it was stopped, or
- * drained. */
+/*
+ * Deliver row after row, or batch after batch.  Returns RUSTSTREAM_OK when it was stopped, or
+ * drained; what else a drain may return is what a step may.  Forever, whatever goes wrong is told
+ * as a notice and waited out.
+ */
 RUSTSTREAM_API ruststream_code ruststream_worker_run(ruststream_worker *worker, ruststream_run how);
 
 /* Claim nothing more; a handler that runs is let finish.  From any thread or signal handler. */

@@ -127,6 +127,10 @@ load(ruststream_worker *worker)
 		code = rs_load_subscription(handle, worker->name, &arena, &subscription);
 	if (code == RUSTSTREAM_OK)
 	{
+		if (subscription.paused && !worker->is_paused)
+			rs_tell(handle,
+					"subscription \"%s\" is paused: nothing is delivered before it is resumed",
+					worker->name);
 		worker->is_paused = subscription.paused;
 		if (!worker->is_loaded ||
 			strcmp(subscription.fingerprint, worker->plan.subscription.fingerprint) != 0)

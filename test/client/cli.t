@@ -19,7 +19,8 @@ ok($code == 0 && $out =~ /Exit status/ && $err eq '', 'help');
 for my $command (qw(install describe forget subscribe unsubscribe pause resume work publish status))
 {
 	($code, $out) = run('help', $command);
-	ok($code == 0 && $out =~ /^Usage: ruststream $command URL/, "help $command");
+	ok($code == 0 && $out =~ /^Usage: ruststream $command URL/ && $out =~ /^Example:\n  ruststream $command [a-z@]/m, "help $command");
+	is((run($command, '--help'))[1], $out, '.. also as an option');
 }
 ($code, $out) = run('--version');
 like($out, qr/^ruststream \d+\.\d+ \(.*\bsqlite\b/, '--version');
@@ -121,6 +122,11 @@ SKIP:
 is((run('pause', $url, 'nobody'))[0], 3, 'not found: 3');
 is((run('work', $url, 'nobody', '--drain'))[0], 3, 'no such subscription to work on: 3');
 is((run('work', $url, 'nobody', '--drain', '--json'))[2], qq({"error":"there is no subscription \\"nobody\\"","hint":null,"state":null,"exit_code":3}\n), '.. in JSON');
+for my $case (['work', $url, 'nobody'], ['status', $url, 'nobody'], ['publish', $url, 'leased', '--delay', 'soon'], ['status', $url, '--colour'])
+{
+	($code, $out, $err) = run(@$case, '--json');
+	ok($code != 0 && $out eq '' && $err =~ /^\{"error":".*","hint":.*,"state":null,"exit_code":$code\}\n\z/, "in JSON: $case->[0] $case->[2]") or diag($err);
+}
 ($code, $out, $err) = run('describe', $url, 'effect', '--id', 'number');
 ok($code == 4 && $err =~ /SQLite has no row lock form/ && $err =~ /hint: Name a column for the lease/, 'refused: 4');
 ($code, $out, $err) = run('describe', $url, 'effect', '--id', 'number', '--lock-key', '{number', '--json');
@@ -162,8 +168,8 @@ sql("INSERT INTO leased (payload) VALUES ('x')");
 is((run('work', $url, '--drain'))[0], 0, 'a subscription that SQL has made works');
 is(sql('SELECT count(*) FROM effect'), 1, 'and delivers');
 sql("UPDATE ruststream_subscription SET paused = 1; INSERT INTO leased (payload) VALUES ('x')");
-run('work', $url, '--drain');
-is(sql('SELECT count(*) FROM leased'), 1, 'paused in SQL it rests');
+like((run('work', $url, '--drain'))[2], qr/subscription "sql" is paused/, 'paused in SQL it says so');
+is(sql('SELECT count(*) FROM leased'), 1, '.. and rests');
 is(sql('SELECT state FROM ruststream_status'), 'paused', 'and says so');
 run('resume', $url, 'sql');
 ($code, $out) = run('work', $url, '--drain', '--json');
@@ -245,12 +251,21 @@ is($code, 0, 'SIGTERM is an orderly end');
 is(sql('SELECT count(*) || locked_until IS NULL FROM leased'), 1, 'what runs is let finish, nothing more is claimed') or diag($err);
 is(sql('SELECT count(*) FROM ruststream_worker'), 0, 'the worker is gone from the list');
 
+unlink "$path-go";
+$worker = start({}, 'work', $url, '--drain', '--progress');
+ok(wait_for_message($worker, '0 delivered so far, 0 failed'), 'a drain says how far it is');
+open($go, '>', "$path-go") or die;
+close $go;
+($code, $out, $err) = finish($worker);
+ok($code == 0 && $err =~ /delivered 1, of which 0 failed/, '.. and what it came to') or diag($err);
+sql("INSERT INTO leased (payload) VALUES ('b')");
+
 run('subscribe', $url, 's', 'leased', '--exec', 'sleep 600');
 $worker = start({}, 'work', $url, '--grace', '100ms');
 ok(wait_for('SELECT count(*) FROM leased WHERE locked_until IS NOT NULL', 1), 'a handler that takes its time');
 kill 'INT', $worker->{pid};
 ($code, $out, $err) = finish($worker);
-like($err, qr/released row 2 \(attempt 1\)/, 'past the grace period its row is released, and that is told');
+like($err, qr/released row \d \(attempt 1\)/, 'past the grace period its row is released, and that is told');
 is(sql('SELECT attempt || ifnull(locked_until, 0) FROM leased'), '20', 'guarded, its attempt counted');
 is(sql('SELECT count(*) FROM ruststream_failure'), 0, 'and it is no failure');
 
