@@ -75,8 +75,6 @@ extern bool option_number(const request *asked, const char *name, int64_t least,
 extern int exit_code(ruststream_code code);
 /* Print the handle's error and return its exit code. */
 extern int show_error(const request *asked, const ruststream *db);
-/* There is no subscription of that name; the exit code. */
-extern int show_missing(const request *asked, const char *subscription);
 extern void show_notice(void *arg, const char *text); /* arg: the request */
 extern int show_status(const request *asked, ruststream *db);
 extern void show_id(const request *asked, const char *id);

@@ -61,65 +61,45 @@ print_json(FILE *to, json_t *value)
 	json_decref(value);
 }
 
-/* An error, as text or as JSON; hint and state may be empty. */
-static void
-print_error(const request *asked, int code, const char *message, const char *hint,
-			const char *state)
-{
-	json_t *error;
-
-	if (!asked->json)
-	{
-		fprintf(stderr, "%s: %s\n", asked->program, message);
-		if (hint[0] != '\0')
-			fprintf(stderr, "hint: %s\n", hint);
-		return;
-	}
-	error = json_object();
-	json_object_set_new(error, "error", text_value(message));
-	json_object_set_new(error, "hint", hint[0] != '\0' ? text_value(hint) : json_null());
-	json_object_set_new(error, "state", state[0] != '\0' ? text_value(state) : json_null());
-	json_object_set_new(error, "exit_code", json_integer(code));
-	print_json(stderr, error);
-}
-
 int
 show_error(const request *asked, const ruststream *db)
 {
-	int code = exit_code(db != NULL ? ruststream_error(db) : RUSTSTREAM_NO_MEMORY);
+	ruststream_code code = db != NULL ? ruststream_error(db) : RUSTSTREAM_NO_MEMORY;
+	const char *message = db != NULL ? ruststream_message(db) : "out of memory";
+	const char *hint = db != NULL ? ruststream_hint(db) : "";
 
-	if (db != NULL)
-		print_error(asked, code, ruststream_message(db), ruststream_hint(db), ruststream_state(db));
-	else
-		print_error(asked, code, "out of memory", "", "");
-	return code;
+	if (asked->json)
+	{
+		json_t *error = json_object();
+
+		json_object_set_new(error, "error", text_value(message));
+		json_object_set_new(error, "hint", hint[0] != '\0' ? text_value(hint) : json_null());
+		json_object_set_new(error, "state",
+							db != NULL && ruststream_state(db)[0] != '\0'
+								? text_value(ruststream_state(db))
+								: json_null());
+		json_object_set_new(error, "exit_code", json_integer(exit_code(code)));
+		print_json(stderr, error);
+		return exit_code(code);
+	}
+	fprintf(stderr, "%s: %s\n", asked->program, message);
+	if (hint[0] != '\0')
+		fprintf(stderr, "hint: %s\n", hint);
+	return exit_code(code);
 }
 
 int
 complain(const request *asked, const char *format, ...)
 {
 	va_list arguments;
-	char message[1024];
-	char hint[64];
 
+	fprintf(stderr, "%s: ", asked->program);
 	va_start(arguments, format);
-	(void) vsnprintf(message, sizeof(message), format, arguments);
+	vfprintf(stderr, format, arguments);
 	va_end(arguments);
-	(void) snprintf(hint, sizeof(hint), "Run: %s help%s%s", asked->program,
-					asked->command != NULL ? " " : "",
-					asked->command != NULL ? asked->command->name : "");
-	print_error(asked, EXIT_USAGE, message, hint, "");
+	fprintf(stderr, "\nTry: %s help%s%s\n", asked->program, asked->command != NULL ? " " : "",
+			asked->command != NULL ? asked->command->name : "");
 	return EXIT_USAGE;
-}
-
-int
-show_missing(const request *asked, const char *subscription)
-{
-	char message[1024];
-
-	(void) snprintf(message, sizeof(message), "there is no subscription \"%s\"", subscription);
-	print_error(asked, EXIT_NOT_FOUND, message, "", "");
-	return EXIT_NOT_FOUND;
 }
 
 void

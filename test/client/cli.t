@@ -75,11 +75,6 @@ is((run('status', $url))[1], "no subscriptions\n", 'status of nothing');
 }
 is((run('pause', $url, 'nobody'))[0], 3, 'not found: 3');
 is((run('work', $url, 'nobody', '--drain'))[0], 3, 'no such subscription to work on: 3');
-for my $case (['work', $url, 'nobody'], ['status', $url, 'nobody'], ['publish', $url, 'leased', '--delay', 'soon'], ['status', $url, '--colour'])
-{
-	($code, $out, $err) = run(@$case, '--json');
-	ok($code != 0 && $out eq '' && $err =~ /^\{"error":".*","hint":.*,"state":null,"exit_code":$code\}\n\z/, "in JSON: $case->[0] $case->[2]") or diag($err);
-}
 ($code, $out, $err) = run('describe', $url, 'effect', '--id', 'number');
 ok($code == 4 && $err =~ /SQLite has no row lock form/ && $err =~ /hint: Name a column for the lease/, 'refused: 4');
 ($code, $out, $err) = run('describe', $url, 'effect', '--id', 'number', '--lock-key', '{number', '--json');
