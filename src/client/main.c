@@ -460,9 +460,6 @@ parse(request *asked, int argc, char **argv, int *result)
 	known[count++] = (struct option){"json", no_argument, NULL, JSON};
 	known[count] = (struct option){"help", no_argument, NULL, 'h'};
 
-	/* Also for what is wrong in front of it. */
-	for (int i = 1; i < argc; i++)
-		asked->json |= strcmp(argv[i], "--json") == 0;
 	opterr = 0;
 	optind = 1;
 	while ((found = getopt_long(argc, argv, ":h", known, NULL)) != -1)
@@ -470,7 +467,7 @@ parse(request *asked, int argc, char **argv, int *result)
 		if (found >= 1000)
 			asked->values[found - 1000] = optarg != NULL ? optarg : "";
 		else if (found == JSON)
-			continue;
+			asked->json = true;
 		else if (found == 'h')
 		{
 			print_command_help(asked->program, asked->command);

@@ -652,6 +652,20 @@ is(sql("SELECT payload = '$smile' FROM jobs"), 1, '.. under the name that the se
 $session->do("SELECT RELEASE_ALL_LOCKS()");
 work();
 is(left(), '03', '.. each once');
+# The database's name is in lower case, which a hash tells apart.
+my $shop = $url =~ s{/app\?}{/Shop?}r;
+my $long_key = 'k' x 70;
+sql('CREATE DATABASE Shop; CREATE TABLE Shop.jobs (id INT NOT NULL PRIMARY KEY); INSERT INTO Shop.jobs VALUES (1)', '');
+must('install', $shop);
+must('describe', $shop, 'jobs', qw(--id id --lock-key), "$long_key-{id}", '--create-index');
+must('subscribe', $shop, 's', 'jobs', '--handler', 'DO 1');
+is($session->do("SELECT GET_LOCK(SHA2('shop.$long_key-1', 256), 0)"), 1, 'somebody has a key of another database');
+must('work', $shop, '--drain');
+is(sql('SELECT COUNT(*) FROM Shop.jobs'), 1, '.. whose name is in lower case in it');
+$session->do('SELECT RELEASE_ALL_LOCKS()');
+must('work', $shop, '--drain');
+is(sql('SELECT COUNT(*) FROM Shop.jobs'), 0, '.. and it is served when that is free');
+sql('DROP DATABASE Shop');
 
 new_queue('advisory_lock', qw(--lock-key), '{payload}');
 sql("INSERT INTO jobs (payload) VALUES ('mine')");
