@@ -30,8 +30,9 @@
  *			changed nothing.
  * Threads	A handle is one connection, and is used by one thread at a time, with
  *			the worker that was opened on it.  Different handles are independent.
- *			ruststream_worker_stop and ruststream_worker_interrupt alone may be
- *			called from any thread, and the former from a signal handler.  A
+ *			ruststream_worker_stop, ruststream_worker_interrupt and
+ *			ruststream_worker_counts alone may be called from any thread, while the
+ *			worker is open, and the first from a signal handler.  A
  *			worker has threads of its own (for leases); they block all signals and
  *			call nothing of yours.
  * Losses	Where the connection is lost, calls with the handle return
