@@ -444,6 +444,13 @@ prepare_keys(rs_session *base)
 						 "process %ld serves the advisory lock queues of this file already",
 						 (long) pid);
 			return RS_FAILED;
+		case RS_KEY_LINKED:
+			rs_error_set(
+				&base->error, RUSTSTREAM_REFUSED, "",
+				"Remove its other hard links: neither SQLite's journal nor our lock file is "
+				"found by another name.",
+				"the database's file has more than one name");
+			return RS_FAILED;
 		case RS_KEY_NO_MEMORY:
 			rs_error_set(&base->error, RUSTSTREAM_NO_MEMORY, "", NULL, "out of memory");
 			return RS_FAILED;
