@@ -353,7 +353,7 @@ struct ruststream_worker
 	atomic_bool interrupts;
 	int stop_pipe[2]; /* readable once it is to stop */
 
-	int64_t counts[8]; /* not yet in the catalog: RS_COUNT_* */
+	int64_t counts[8];         /* not yet in the catalog: RS_COUNT_* */
 	_Atomic int64_t delivered; /* read by any thread, as the following */
 	_Atomic int64_t failed;
 	char id[96];     /* host, pid and number */

@@ -267,9 +267,10 @@ take_answer(void *arg, const rs_value *columns, int count)
 	if (columns[1].kind != RS_INTEGER || columns[1].integer < 0)
 	{
 		answer->failed = true;
-		rs_error_set(&into->session->base.error, RUSTSTREAM_DATABASE, "22023",
-					 "The delay is a number of seconds.",
-					 "the handler answered retry_after with a negative delay");
+		rs_error_set(
+			&into->session->base.error, RUSTSTREAM_DATABASE, "22023",
+			"The delay is a number of seconds.",
+			"the handler answered retry_after with a negative delay, or with what is none");
 	}
 	return false;
 }
@@ -277,7 +278,8 @@ take_answer(void *arg, const rs_value *columns, int count)
 #define FORGET_ANSWER                                                                              \
 	"SET @ruststream_outcome = NULL, @ruststream_delay = NULL, @ruststream_reason = NULL"
 
-/* One question for the answer and for the session's settings. */
+/* One question for the answer and for the session's settings; a text that is no number is 0 in
+ * sums. */
 static rs_result
 ask(rs_mysql_session *session, read_answer *into)
 {
@@ -285,8 +287,9 @@ ask(rs_mysql_session *session, read_answer *into)
 	const rs_command command = {.text = text, .slot = RS_MYSQL_SLOT_ANSWER};
 
 	(void) snprintf(text, sizeof(text),
-					"SELECT @ruststream_outcome, CAST(@ruststream_delay * 1000000 AS SIGNED), "
-					"@ruststream_reason, %s",
+					"SELECT @ruststream_outcome, IF(@ruststream_delay IS NULL OR "
+					"CAST(@ruststream_delay AS CHAR) REGEXP '^ *[0-9.]+(e[+-]?[0-9]+)? *$', "
+					"CAST(@ruststream_delay * 1000000 AS SIGNED), -1), @ruststream_reason, %s",
 					rs_mysql_settings(session));
 	return rs_mysql_execute(&session->base, &command, NULL, 0, take_answer, into, NULL);
 }

@@ -38,6 +38,12 @@ rs_postgres_format_time(int64_t time, bool is_token, char buffer[RS_TIME_SIZE + 
 	if (fraction < 0)
 		fraction += RS_SECOND;
 	rs_time_format(time - fraction, whole);
+	/* The last time that there is, in place of one beyond it, has a fraction of its own. */
+	if (strchr(whole, '.') != NULL)
+	{
+		(void) snprintf(buffer, RS_TIME_SIZE + 8, "%s", whole);
+		return;
+	}
 	length = strlen(whole) - strlen("+00:00");
 	(void) snprintf(buffer, RS_TIME_SIZE + 8, "%.*s.%06d%s", (int) length, whole, (int) fraction,
 					whole + length);

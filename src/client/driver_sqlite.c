@@ -452,6 +452,13 @@ prepare_keys(rs_session *base)
 						 "process %ld serves the advisory lock queues of this file already",
 						 (long) pid);
 			return RS_FAILED;
+		case RS_KEY_LINKED:
+			rs_error_set(
+				&base->error, RUSTSTREAM_REFUSED, "",
+				"Remove its other hard links: neither SQLite's journal nor our lock file is "
+				"found by another name.",
+				"the database's file has more than one name");
+			return RS_FAILED;
 		case RS_KEY_NO_MEMORY:
 			return rs_session_no_memory(base);
 		case RS_KEY_SYSTEM:

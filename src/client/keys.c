@@ -127,6 +127,9 @@ rs_keys_open(const char *path, rs_key_file **file, pid_t *pid)
 	*pid = 0;
 	if (stat(path, &identity) != 0)
 		return RS_KEY_SYSTEM;
+	/* By its other name it would have another lock file. */
+	if (identity.st_nlink > 1)
+		return RS_KEY_LINKED;
 	pthread_mutex_lock(&mutex);
 	result = open_locked(path, &identity, file, pid);
 	pthread_mutex_unlock(&mutex);

@@ -23,6 +23,7 @@ typedef enum rs_key_result
 {
 	RS_KEY_DONE,
 	RS_KEY_OTHER_PROCESS, /* *pid: which, or 0 */
+	RS_KEY_LINKED,        /* the file has several names: hard links */
 	RS_KEY_SYSTEM,        /* errno says why */
 	RS_KEY_NO_MEMORY
 } rs_key_result;

@@ -233,6 +233,20 @@ is(sql('SELECT group_concat(id) FROM effect'), 1, 'only what decodes is handled'
 is(sql('SELECT count(*) FROM leased WHERE retry_after IS NOT NULL'), 3, 'and nothing else is thrown away');
 like(sql('SELECT message FROM ruststream_failure'), qr/^the payload is not JSON.*\nthe payload is NULL\nthe payload is not UTF-8$/, 'why is recorded');
 
+# -------------------------------------------------------- one file, two names
+
+new_database();
+my $file = $url =~ s/^sqlite://r;
+run('subscribe', $url, 'k', 'keyed', '--handler', 'INSERT INTO effect (id) VALUES (:id)');
+sql("INSERT INTO keyed (payload) VALUES ('a')");
+link($file, "$file.link") or die "link: $!";
+($code, $out, $err) = run('work', "$url.link", '--drain');
+ok($code == 4 && $err =~ /has more than one name/, 'keys are not kept of a file with hard links');
+unlink "$file.link";
+symlink($file, "$file.link") or die "symlink: $!";
+is((run('work', "$url.link", '--drain'))[0], 0, '.. but by way of a symbolic one');
+unlink "$file.link";
+
 # -------------------------------------------------------------------- stopping
 
 new_database();
@@ -314,7 +328,6 @@ sql("INSERT INTO leased (payload) VALUES ('c')");
 ok(wait_for('SELECT count(*) FROM leased', 0), 'and recovers when the cause is mended');
 
 # The database is brought back from a backup, as it were, under a worker that should have been stopped before.
-my $file = $url =~ s/^sqlite://r;
 sql(".backup $file.backup");
 rename("$file$_", "$file.away$_") for ('', '-wal', '-shm');
 rename("$file.backup", $file) or die;

@@ -268,6 +268,10 @@ is(sql('SELECT retry_after > UTC_TIMESTAMP() + INTERVAL 3590 SECOND AND retry_af
 is(sql('SELECT message FROM ruststream_failure'), 'because', 'and a reason');
 deliver_one("SELECT 'retry_after', 'x' INTO \@ruststream_outcome, \@x; SET \@ruststream_delay = -1");
 like(sql('SELECT message FROM ruststream_failure'), qr/negative delay/, 'a negative delay is a failure');
+deliver_one("SET \@ruststream_outcome = 'retry_after', \@ruststream_delay = 'soon'");
+like(sql('SELECT message FROM ruststream_failure'), qr/what is none/, '.. and so is one that is no number');
+deliver_one("SET \@ruststream_outcome = 'retry_after', \@ruststream_delay = '3.6e3'");
+is(sql('SELECT retry_after > UTC_TIMESTAMP() + INTERVAL 3590 SECOND FROM jobs'), 1, '.. unlike a text that is one');
 sql("DELETE FROM jobs; INSERT INTO jobs (payload) VALUES ('first'), ('second')");
 subscribe("SET \@ruststream_outcome = IF(:payload = 'first', 'discard', \@ruststream_outcome); SELECT IF(:payload = 'first', (SELECT 1 UNION SELECT 2), 1)");
 work();

@@ -206,6 +206,14 @@ for my $handler (q{SELECT ruststream_discard(repeat('é', 600))}, q{DO $$ BEGIN 
 	is(pg(q{SELECT count(*), (SELECT message = repeat('é', 511) FROM ruststream_failure) FROM leased}), '0|t', ".. and a text that is cut inside a character: $handler");
 }
 
+# Times end with the year 9999.
+is((run('publish', $url, 'locked', '1', '--delay', '3000000d'))[0], 0, 'a row that is not to be due for eight thousand years');
+is(pg('SELECT extract(year FROM max(retry_after)) FROM locked'), '9999', '.. waits for as long as there are times');
+subscribe('leased', $HANDLER, '--lease', '3000000d');
+pg('TRUNCATE effect', q{INSERT INTO leased (payload) VALUES ('1')});
+run('work', $url, '--drain');
+is(pg('SELECT count(*) FROM effect'), '1', '.. and so does a lease');
+
 # ------------------------------------------------------------- callbacks
 
 SKIP:
