@@ -3,12 +3,13 @@ use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::Bin;
-use ClientTest qw(run program);
+use ClientTest qw(run start finish program);
 use File::Temp qw(tempdir);
 use IO::Socket::UNIX;
 use MysqlServer;
 use POSIX ();
 use Test::More;
+use Time::HiRes qw(sleep);
 
 my $missing = MysqlServer::missing();
 plan skip_all => $missing if $missing;
@@ -131,6 +132,41 @@ $session->do('START TRANSACTION');
 $session->do('SELECT id FROM other FOR UPDATE');
 ($code, $out, $err) = run('work', $url, '--drain');
 is(sql("$LEFT; SELECT transient, failed FROM ruststream_counter"), "10\n10 1", 'a lock that is not waited for is transient, ten times in a row at most') or diag($err);
+$session->do('ROLLBACK');
+
+# At repeatable read InnoDB writes to the newest version of a row, or refuses to where innodb_snapshot_isolation is
+# on and there is a newer one than the transaction's snapshot.
+sub change_meanwhile
+{
+	my ($form, @options) = @_;
+	new_queue($form);
+	sql("UPDATE ruststream_queue SET isolation = 'repeatable read'");
+	sql('CREATE TABLE other (id INT NOT NULL PRIMARY KEY, n INT NOT NULL); INSERT INTO other VALUES (1, 0)');
+	must('subscribe', $url, 's', 'jobs', '--handler', "$EFFECT; SELECT SLEEP(IF(n = 0, 2.2, 0)) FROM other; UPDATE other SET n = n + 1", @options);
+	sql("INSERT INTO jobs (group_name, payload) VALUES ('s', 'one')");
+	my $worker = start({}, 'work', $url, '--drain');
+	for (1 .. 600)
+	{
+		last if sql("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep'");
+		sleep 0.05;
+	}
+	sql('UPDATE other SET n = 10');
+	($code, $out, $err) = finish($worker);
+	return;
+}
+
+SKIP:
+{
+	skip 'the server has no innodb_snapshot_isolation', 2 unless $server->checks_snapshot;
+	sql('SET GLOBAL innodb_snapshot_isolation = ON');
+	change_meanwhile('row_lock');
+	is(sql("$LEFT; SELECT n FROM other"), "01\n11", 'a row changed since the snapshot: delivered again, with one effect') or diag($err);
+	is(sql('SELECT transient, failed FROM ruststream_counter'), '1 0', '.. and no failure');
+	sql('SET GLOBAL innodb_snapshot_isolation = OFF');
+}
+change_meanwhile('lease', '--lease', '1s');
+is(sql("$LEFT; SELECT n FROM other"), "01\n11", 'otherwise a lease that is extended meanwhile is settled') or diag($err);
+is(sql('SELECT transient, failed, lease_lost FROM ruststream_counter'), '0 0 0', '.. at once');
 $session->close;
 $server->stop;
 
