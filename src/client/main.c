@@ -9,10 +9,12 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* --------------------------------------------------------------- commands */
 
@@ -80,6 +82,18 @@ run_forget(const request *asked, ruststream *db)
 																   : show_error(asked, db);
 }
 
+/* A duration of a subscription, where zero would mean that none is given. */
+static bool
+option_setting(const request *asked, const char *name, int64_t *result)
+{
+	if (!option_duration(asked, name, result))
+		return false;
+	if (option_value(asked, name) == NULL || *result > 0)
+		return true;
+	(void) complain(asked, "--%s takes 1ms at least, not \"%s\"", name, option_value(asked, name));
+	return false;
+}
+
 static int
 run_subscribe(const request *asked, ruststream *db)
 {
@@ -101,11 +115,11 @@ run_subscribe(const request *asked, ruststream *db)
 
 	if (!option_number(asked, "workers", 1, 64, &workers) ||
 		!option_number(asked, "max-attempts", 1, 1000000, &max_attempts) ||
-		!option_duration(asked, "retry-delay", &subscription.retry_delay) ||
-		!option_duration(asked, "max-retry-delay", &subscription.max_retry_delay) ||
-		!option_duration(asked, "lease", &subscription.lease) ||
-		!option_duration(asked, "timeout", &subscription.timeout) ||
-		!option_duration(asked, "poll-interval", &subscription.poll_interval))
+		!option_setting(asked, "retry-delay", &subscription.retry_delay) ||
+		!option_setting(asked, "max-retry-delay", &subscription.max_retry_delay) ||
+		!option_setting(asked, "lease", &subscription.lease) ||
+		!option_setting(asked, "timeout", &subscription.timeout) ||
+		!option_setting(asked, "poll-interval", &subscription.poll_interval))
 		return EXIT_USAGE;
 	subscription.workers = (int) workers;
 	subscription.max_attempts = (int) max_attempts;
@@ -419,6 +433,9 @@ option_number(const request *asked, const char *name, int64_t least, int64_t mos
 	return false;
 }
 
+/* What getopt_long returns for --json: no letter. */
+#define JSON 999
+
 /* Read the words and options behind the command; the exit code where that is all. */
 static bool
 parse(request *asked, int argc, char **argv, int *result)
@@ -434,7 +451,7 @@ parse(request *asked, int argc, char **argv, int *result)
 			asked->command->options[count].argument != NULL ? required_argument : no_argument;
 		known[count].val = 1000 + count;
 	}
-	known[count++] = (struct option){"json", no_argument, NULL, 'j'};
+	known[count++] = (struct option){"json", no_argument, NULL, JSON};
 	known[count] = (struct option){"help", no_argument, NULL, 'h'};
 
 	opterr = 0;
@@ -443,12 +460,18 @@ parse(request *asked, int argc, char **argv, int *result)
 	{
 		if (found >= 1000)
 			asked->values[found - 1000] = optarg != NULL ? optarg : "";
-		else if (found == 'j')
+		else if (found == JSON)
 			asked->json = true;
 		else if (found == 'h')
 		{
 			print_command_help(asked->program, asked->command);
 			*result = EXIT_DONE;
+			return false;
+		}
+		else if (optopt > ' ' && optopt < JSON && optopt != 'h')
+		{
+			/* One letter of several, perhaps: what stands behind it is still to be read. */
+			*result = complain(asked, "unknown option -%c", optopt);
 			return false;
 		}
 		else
@@ -481,23 +504,6 @@ parse(request *asked, int argc, char **argv, int *result)
 	return false;
 }
 
-/* What a URL on the command line says of passwords: the user's, and those among its parameters. */
-static void
-paint_over(char *url)
-{
-	char *at = strrchr(url, '@');
-	char *slashes = strstr(url, "://");
-	char *colon = slashes != NULL && at != NULL ? strchr(slashes + 3, ':') : NULL;
-
-	for (; colon != NULL && colon + 1 < at; colon++)
-		colon[1] = 'x';
-	for (char *word = strstr(url, "password="); word != NULL; word = strstr(word, "password="))
-	{
-		for (word += strlen("password="); *word != '\0' && *word != '&'; word++)
-			*word = 'x';
-	}
-}
-
 /*
  * The URL itself, in memory of its own: from a file, the environment, or the command line, where a
  * password is then painted over, so that it shows in no list of processes for long.
@@ -519,6 +525,7 @@ take_url(const request *asked, char *given)
 	}
 	if (given[0] == '@')
 	{
+		errno = 0;
 		file = fopen(given + 1, "r");
 		if (file == NULL || fgets(line, sizeof(line), file) == NULL)
 		{
@@ -534,7 +541,21 @@ take_url(const request *asked, char *given)
 	}
 	url = strdup(given);
 	if (url != NULL)
-		paint_over(given);
+	{
+		char *at = strrchr(given, '@');
+		char *slashes = strstr(given, "://");
+		char *colon = slashes != NULL && at != NULL ? strchr(slashes + 3, ':') : NULL;
+
+		for (; colon != NULL && colon + 1 < at; colon++)
+			colon[1] = 'x';
+		/* libpq takes it as a parameter, too. */
+		for (char *secret = strstr(given, "password="); secret != NULL;
+			 secret = strstr(secret, "password="))
+		{
+			for (secret += strlen("password="); *secret != '\0' && *secret != '&'; secret++)
+				*secret = 'x';
+		}
+	}
 	return url;
 }
 
@@ -571,6 +592,32 @@ help(request *asked, const char *name)
 	return EXIT_DONE;
 }
 
+/*
+ * Whoever starts us may have closed some of the three; then what we open, a connection say, would
+ * be taken for one of them, and be written our messages.
+ */
+static bool
+have_standard_files(void)
+{
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+	{
+		/* The other way round, so that they fail as they did. */
+		if (fcntl(fd, F_GETFD) == -1 &&
+			open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+			return false;
+	}
+	return true;
+}
+
+/* The exit code, unless the output could not be written. */
+static int
+end(const request *asked, int result)
+{
+	if ((fflush(stdout) == 0 && !ferror(stdout)) || result != EXIT_DONE)
+		return result;
+	return fail_with(asked, EXIT_FAILED, "the output cannot be written: %s", strerror(errno));
+}
+
 int
 main(int argc, char **argv)
 {
@@ -579,27 +626,29 @@ main(int argc, char **argv)
 	char *url;
 	int result = EXIT_FAILED;
 
+	if (!have_standard_files())
+		return EXIT_FAILED;
+	for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+		asked.json |= strcmp(argv[i], "--json") == 0;
 	if (strcmp(name, "--version") == 0 || strcmp(name, "version") == 0)
 	{
 		printf("ruststream %s (%s)\n", ruststream_version(), ruststream_drivers());
-		return EXIT_DONE;
+		return end(&asked, EXIT_DONE);
 	}
 	if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
-		return help(&asked, argc > 2 ? argv[2] : NULL);
+		return end(&asked, help(&asked, argc > 2 ? argv[2] : NULL));
 	if (name[0] == '\0')
 		return complain(&asked, "no command is given");
 	asked.command = find_command(name);
 	if (asked.command == NULL)
 		return complain(&asked, "there is no command \"%s\"", name);
 	if (!parse(&asked, argc - 1, argv + 1, &result))
-		return result;
+		return end(&asked, result);
 	url = take_url(&asked, (char *) (uintptr_t) asked.url);
 	if (url == NULL)
 		return EXIT_USAGE;
 	asked.url = url;
 	result = run(&asked);
 	free(url);
-	if (fflush(stdout) != 0 && result == EXIT_DONE)
-		result = EXIT_FAILED;
-	return result;
+	return end(&asked, result);
 }

@@ -79,6 +79,10 @@ extern void show_notice(void *arg, const char *text); /* arg: the request */
 extern int show_status(const request *asked, ruststream *db);
 extern void show_id(const request *asked, const char *id);
 extern void show_counts(const request *asked, int64_t delivered, int64_t failed);
+/* The same of a message of our own. */
+extern int fail_with(const request *asked, int code, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+/* Wrong usage: the message, and where to read more. */
 extern int complain(const request *asked, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 

@@ -61,44 +61,70 @@ print_json(FILE *to, json_t *value)
 	json_decref(value);
 }
 
+/* An error in JSON; hint and state may be empty. */
+static void
+print_error(const char *message, const char *hint, const char *state, int code)
+{
+	json_t *error = json_object();
+
+	json_object_set_new(error, "error", text_value(message));
+	json_object_set_new(error, "hint", hint[0] != '\0' ? text_value(hint) : json_null());
+	json_object_set_new(error, "state", state[0] != '\0' ? text_value(state) : json_null());
+	json_object_set_new(error, "exit_code", json_integer(code));
+	print_json(stderr, error);
+}
+
 int
 show_error(const request *asked, const ruststream *db)
 {
-	ruststream_code code = db != NULL ? ruststream_error(db) : RUSTSTREAM_NO_MEMORY;
+	int code = exit_code(db != NULL ? ruststream_error(db) : RUSTSTREAM_NO_MEMORY);
 	const char *message = db != NULL ? ruststream_message(db) : "out of memory";
 	const char *hint = db != NULL ? ruststream_hint(db) : "";
 
 	if (asked->json)
 	{
-		json_t *error = json_object();
-
-		json_object_set_new(error, "error", text_value(message));
-		json_object_set_new(error, "hint", hint[0] != '\0' ? text_value(hint) : json_null());
-		json_object_set_new(error, "state",
-							db != NULL && ruststream_state(db)[0] != '\0'
-								? text_value(ruststream_state(db))
-								: json_null());
-		json_object_set_new(error, "exit_code", json_integer(exit_code(code)));
-		print_json(stderr, error);
-		return exit_code(code);
+		print_error(message, hint, db != NULL ? ruststream_state(db) : "", code);
+		return code;
 	}
 	fprintf(stderr, "%s: %s\n", asked->program, message);
 	if (hint[0] != '\0')
 		fprintf(stderr, "hint: %s\n", hint);
-	return exit_code(code);
+	return code;
+}
+
+int
+fail_with(const request *asked, int code, const char *format, ...)
+{
+	va_list arguments;
+	char message[1024];
+
+	va_start(arguments, format);
+	(void) vsnprintf(message, sizeof(message), format, arguments);
+	va_end(arguments);
+	if (asked->json)
+		print_error(message, "", "", code);
+	else
+		fprintf(stderr, "%s: %s\n", asked->program, message);
+	return code;
 }
 
 int
 complain(const request *asked, const char *format, ...)
 {
 	va_list arguments;
+	char message[1024];
+	char hint[128];
 
-	fprintf(stderr, "%s: ", asked->program);
 	va_start(arguments, format);
-	vfprintf(stderr, format, arguments);
+	(void) vsnprintf(message, sizeof(message), format, arguments);
 	va_end(arguments);
-	fprintf(stderr, "\nTry: %s help%s%s\n", asked->program, asked->command != NULL ? " " : "",
-			asked->command != NULL ? asked->command->name : "");
+	(void) snprintf(hint, sizeof(hint), "Try: %s help%s%s", asked->program,
+					asked->command != NULL ? " " : "",
+					asked->command != NULL ? asked->command->name : "");
+	if (asked->json)
+		print_error(message, hint, "", EXIT_USAGE);
+	else
+		fprintf(stderr, "%s: %s\n%s\n", asked->program, message, hint);
 	return EXIT_USAGE;
 }
 

@@ -225,11 +225,8 @@ gather(crew *all)
 		for (int i = 0; i < all->count; i++)
 			found = found || strcmp(all->hands[i].name, all->asked->words[n]) == 0;
 		if (!found)
-		{
-			fprintf(stderr, "%s: there is no subscription \"%s\"\n", all->asked->program,
-					all->asked->words[n]);
-			result = EXIT_NOT_FOUND;
-		}
+			result = fail_with(all->asked, EXIT_NOT_FOUND, "there is no subscription \"%s\"",
+							   all->asked->words[n]);
 	}
 	for (int i = 1; i < all->count; i++)
 		all->names_subscriptions |= strcmp(all->hands[i].name, all->hands[0].name) != 0;

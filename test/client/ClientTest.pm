@@ -10,7 +10,7 @@ use IO::Handle;
 use Test::More;
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(new_database run start finish sql refuses wait_for wait_for_message url program);
+our @EXPORT = qw(new_database run start finish said sql refuses wait_for url program);
 
 my $directory = tempdir('ruststream-client.XXXXXX', TMPDIR => 1, CLEANUP => 1);
 my $program = $ENV{RUSTSTREAM} // dirname(__FILE__) . '/build/library/ruststream';
@@ -70,6 +70,19 @@ sub finish
 	return ($code, map { contents("$child->{files}.$_") } qw(out err));
 }
 
+# Has it said so on its standard error?  Waits for a minute at the most, unless told how many seconds.
+sub said
+{
+	my ($child, $pattern, $seconds) = @_;
+	my $until = time() + ($seconds // 60);
+	do
+	{
+		return 1 if contents("$child->{files}.err") =~ $pattern;
+		sleep 0.02;
+	} while (time() < $until);
+	return 0;
+}
+
 sub contents
 {
 	my ($file) = @_;
@@ -107,19 +120,6 @@ sub wait_for
 		sleep 0.02;
 	}
 	diag("waited for \"$wanted\", found \"" . sql($text) . '"');
-	return 0;
-}
-
-# The same for what a program says on standard error.
-sub wait_for_message
-{
-	my ($child, $wanted) = @_;
-	my $until = time() + 60;
-	while (time() < $until)
-	{
-		return 1 if index(contents("$child->{files}.err"), $wanted) >= 0;
-		sleep 0.02;
-	}
 	return 0;
 }
 

@@ -5,6 +5,7 @@ use FindBin;
 use lib $FindBin::Bin;
 use ClientTest;
 use File::Temp qw(tempfile);
+use IO::Socket::INET;
 use Test::More;
 use Time::HiRes qw(sleep);
 
@@ -34,11 +35,19 @@ for my $case (
 	[['subscribe', $url, 'a', 'b', '--lease'], '--lease needs an argument'],
 	[['status', 'oracle://x'], 'its scheme is none that is served'],
 	[['status', '-'], 'RUSTSTREAM_URL is not set'],
+	[['status', 'mysql://u:s3cret@h/d', '-xh'], 'unknown option -x'],
+	[['status', '@/dev/null'], 'no URL can be read from "/dev/null": it is empty'],
 	[['status', '@/nonexistent'], 'no URL can be read from "/nonexistent"'])
 {
 	delete $ENV{RUSTSTREAM_URL};
 	($code, $out, $err) = run(@{ $case->[0] });
 	ok($code == 2 && index($err, $case->[1]) >= 0 && $out eq '', "usage: $case->[1]") or diag("$code: $err");
+	unlike($err, qr/s3cret/, '.. and no password in it');
+}
+for my $case ([['status', '--json'], 2], [['status', $url, '--json', '--colour'], 2], [['walk', '--json'], 2])
+{
+	($code, $out, $err) = run(@{ $case->[0] });
+	ok($code == $case->[1] && $err =~ /^\{"error":".*","hint":"Try: .*","state":null,"exit_code":$case->[1]\}\n$/, "in JSON: @{ $case->[0] }") or diag("$code: $err");
 }
 
 # ------------------------------------------------------------------- exit codes
@@ -58,6 +67,9 @@ ok($code == 2 && $err =~ /describe needs --id COLUMN/, 'a description without an
 for my $case (
 	[['--lease', '5 parsecs'], '--lease takes a time'],
 	[['--lease', '-1s'], '--lease takes a time'],
+	[['--lease', 'nan'], '--lease takes a time'],
+	[['--lease', '0'], '--lease takes 1ms at least'],
+	[['--retry-delay', '0.1ms'], '--retry-delay takes 1ms at least'],
 	[['--workers', 'many'], '--workers takes a number'],
 	[['--workers', '65'], '--workers takes a number'])
 {
@@ -65,6 +77,21 @@ for my $case (
 	ok($code == 2 && index($err, $case->[1]) >= 0, "usage: @{ $case->[0] }");
 }
 is((run('status', $url))[1], "no subscriptions\n", 'status of nothing');
+for my $case (['>/dev/full', 1], ['>&-', 1], ['>&- <&- 2>&-', 1])
+{
+	for my $command ("status '$url'", "publish '$url' leased x", 'help', '--version')
+	{
+		is(system(program() . " $command $case->[0] 2>/dev/null") >> 8, $case->[1], "output that cannot be written is an error: $command $case->[0]");
+	}
+}
+is(sql("SELECT count(*) FROM leased"), 3, '.. of what is done all the same');
+sql('DELETE FROM leased');
+like(`@{[program()]} status '$url' 2>&1 >/dev/full`, qr/the output cannot be written: No space left/, '.. which says why');
+{
+	# What is opened in their place would be written our messages.
+	my $files = `exec 2>&1 <&-; @{[program()]} status '$url' >&-; echo \$?`;
+	is($files, "ruststream: the output cannot be written: Bad file descriptor\n1\n", 'closed files stay closed');
+}
 {
 	local $ENV{RUSTSTREAM_URL} = $url;
 	is((run('status', '-'))[0], 0, 'the URL from the environment');
@@ -73,8 +100,28 @@ is((run('status', $url))[1], "no subscriptions\n", 'status of nothing');
 	close $handle;
 	is((run('status', "\@$file"))[0], 0, 'the URL from a file');
 }
+SKIP:
+{
+	# A server that never answers, so that there is time to look.
+	my $listener = IO::Socket::INET->new(Listen => 5, LocalAddr => '127.0.0.1') or skip 'no socket', 1;
+	my $place = '127.0.0.1:' . $listener->sockport;
+	my %shown = ("mysql://u:s3cret\@$place/d" => "mysql://u:xxxxxx\@$place/d",
+		"postgres://u:s3\@cret\@$place/d?password=s3cret&connect_timeout=60" => "postgres://u:xxxxxxx\@$place/d?password=xxxxxx&connect_timeout=60");
+	for my $secret (sort keys %shown)
+	{
+		my ($engine) = $secret =~ /^(\w+)/;
+		next unless `@{[program()]} --version` =~ /\b$engine\b/;
+		my $child = start({}, 'status', $secret);
+		accept(my $connection, $listener);
+		open(my $in, '<', "/proc/$child->{pid}/cmdline") or skip 'no /proc', 1;
+		is((split /\0/, readline $in)[2], $shown{$secret}, "a password is painted over: $engine");
+		kill 'KILL', $child->{pid};
+		finish($child);
+	}
+}
 is((run('pause', $url, 'nobody'))[0], 3, 'not found: 3');
 is((run('work', $url, 'nobody', '--drain'))[0], 3, 'no such subscription to work on: 3');
+is((run('work', $url, 'nobody', '--drain', '--json'))[2], qq({"error":"there is no subscription \\"nobody\\"","hint":null,"state":null,"exit_code":3}\n), '.. in JSON');
 ($code, $out, $err) = run('describe', $url, 'effect', '--id', 'number');
 ok($code == 4 && $err =~ /SQLite has no row lock form/ && $err =~ /hint: Name a column for the lease/, 'refused: 4');
 ($code, $out, $err) = run('describe', $url, 'effect', '--id', 'number', '--lock-key', '{number', '--json');
@@ -189,7 +236,7 @@ sql("INSERT INTO leased (payload) VALUES ('a'), ('b')");
 my $worker = start({}, 'work', $url);
 ok(wait_for('SELECT count(*) FROM effect', 1), 'a worker works');
 kill 'TERM', $worker->{pid};
-ok(wait_for_message($worker, 'stopping'), 'SIGTERM is told of');
+ok(said($worker, qr/stopping/), 'SIGTERM is told of');
 open(my $go, '>', "$path-go") or die;
 close $go;
 ($code, $out, $err) = finish($worker);
@@ -199,7 +246,7 @@ is(sql('SELECT count(*) FROM ruststream_worker'), 0, 'the worker is gone from th
 
 unlink "$path-go";
 $worker = start({}, 'work', $url, '--drain', '--progress');
-ok(wait_for_message($worker, '0 delivered so far, 0 failed'), 'a drain says how far it is');
+ok(said($worker, qr/0 delivered so far, 0 failed/), 'a drain says how far it is');
 open($go, '>', "$path-go") or die;
 close $go;
 ($code, $out, $err) = finish($worker);
