@@ -64,9 +64,9 @@ rs_error_set(rs_error *error, ruststream_code code, const char *state, const cha
 	va_start(arguments, format);
 	(void) vsnprintf(error->message, sizeof(error->message), format, arguments);
 	va_end(arguments);
-	/* They may have been cut, and a program's words may be anything. */
-	rs_make_utf8(error->hint);
+	/* They are stored, and were cut, or are the words of a program. */
 	rs_make_utf8(error->message);
+	rs_make_utf8(error->hint);
 }
 
 ruststream_code

@@ -40,12 +40,6 @@ extern rs_value rs_copy_value(rs_arena *arena, const rs_value *value);
 extern void rs_arena_reset(rs_arena *arena);
 extern void rs_arena_free(rs_arena *arena);
 
-/* ----------------------------------------------------------------- utf8.c */
-
-extern bool rs_is_utf8(const char *text, size_t length);
-/* Each byte that is part of no character becomes a question mark. */
-extern void rs_make_utf8(char *text);
-
 /* ------------------------------------------------------------------ url.c */
 
 /* Read a URL; what it allocates is the arena's. */
@@ -78,6 +72,10 @@ extern void rs_tell(ruststream *handle, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 /* Have a session again, after one was lost. */
 extern ruststream_code rs_reconnect(ruststream *handle);
+
+/* Is it UTF-8?  What is not becomes "?", and a character that was cut at the end goes. */
+extern bool rs_is_utf8(const char *text, size_t length);
+extern void rs_make_utf8(char *text);
 
 /* Microseconds of a clock that only goes on; for waits and leases, never for rows. */
 extern int64_t rs_monotonic(void);

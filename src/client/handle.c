@@ -166,6 +166,7 @@ rs_handle(rs_work *work)
 	}
 	work->holds_lease = work->token[0] != '\0';
 	result = call_handler(work);
+	rs_make_utf8(work->answer.reason);
 	rs_watch_handler_ended(&worker->watch, &timed_out);
 	RS_FAILPOINT("after_handler");
 

@@ -107,7 +107,6 @@ rs_settle_row(rs_work *work, const rs_settlement *settlement, rs_result *result)
 
 	rs_worker_trace(worker, RS_STEP_SETTLE, rs_outcome_word(settlement->outcome));
 	rs_stop_lease(work);
-	rs_make_utf8(work->answer.reason);
 	*result = session->driver->now(session, &now);
 	if (*result != RS_DONE)
 		return RS_SETTLED_FAILED;
@@ -151,7 +150,6 @@ rs_record_failure(rs_work *work)
 
 	if (!work->has_error && !answered)
 		return RS_DONE;
-	rs_make_utf8(work->answer.reason);
 	result = rs_now_text(session, at);
 	if (result == RS_DONE)
 	{

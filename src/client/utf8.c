@@ -1,9 +1,8 @@
 /*-------------------------------------------------------------------------
  *
  * utf8.c
- *	  Text that comes from outside, or was cut: is it UTF-8, and making it so.
- *
- * A database refuses what is not, and a failure that could not be recorded would never end.
+ *	  Is a text UTF-8?  And, of one that is to be stored, making it so: what a program
+ *	  says, and what was cut to fit, may be anything, and databases refuse it.
  *
  *-------------------------------------------------------------------------
  */
@@ -11,30 +10,45 @@
 
 #include <string.h>
 
-/* How long the character is that begins here; 0: what is here is none. */
+/* How many bytes follow a lead byte; more than there are of any character: it is none. */
 static size_t
-character(const char *text, size_t length)
+bytes_behind(unsigned char lead)
+{
+	return lead < 0x80                   ? 0
+		   : lead >= 0xC2 && lead < 0xE0 ? 1
+		   : lead >= 0xE0 && lead < 0xF0 ? 2
+		   : lead >= 0xF0 && lead < 0xF5 ? 3
+										 : 4;
+}
+
+static bool
+continues(char byte)
+{
+	return ((unsigned char) byte & 0xC0) == 0x80;
+}
+
+/* The bytes of the character at the beginning of a text that is not empty; 0: there is none. */
+static size_t
+character_length(const char *text, size_t length)
 {
 	unsigned char lead = (unsigned char) text[0];
-	size_t more = lead < 0x80                   ? 0
-				  : lead >= 0xC2 && lead < 0xE0 ? 1
-				  : lead >= 0xE0 && lead < 0xF0 ? 2
-				  : lead >= 0xF0 && lead < 0xF5 ? 3
-												: length;
+	size_t more = bytes_behind(lead);
+	unsigned char next;
 
-	if (more >= length)
+	if (more == 0)
+		return 1;
+	if (more == 4 || more >= length)
 		return 0;
 	for (size_t n = 1; n <= more; n++)
 	{
-		unsigned char next = (unsigned char) text[n];
-
-		if ((next & 0xC0) != 0x80)
-			return 0;
-		/* Overlong forms, surrogates, and what is beyond Unicode. */
-		if (n == 1 && ((lead == 0xE0 && next < 0xA0) || (lead == 0xED && next > 0x9F) ||
-					   (lead == 0xF0 && next < 0x90) || (lead == 0xF4 && next > 0x8F)))
+		if (!continues(text[n]))
 			return 0;
 	}
+	/* Overlong forms, surrogates, and what is beyond Unicode. */
+	next = (unsigned char) text[1];
+	if ((lead == 0xE0 && next < 0xA0) || (lead == 0xED && next > 0x9F) ||
+		(lead == 0xF0 && next < 0x90) || (lead == 0xF4 && next > 0x8F))
+		return 0;
 	return more + 1;
 }
 
@@ -43,11 +57,27 @@ rs_is_utf8(const char *text, size_t length)
 {
 	for (size_t i = 0; i < length;)
 	{
-		size_t step = character(text + i, length - i);
+		size_t found = character_length(text + i, length - i);
 
-		if (step == 0)
+		if (found == 0)
 			return false;
-		i += step;
+		i += found;
+	}
+	return true;
+}
+
+/* Does the text end inside of a character? */
+static bool
+is_cut(const char *text, size_t length)
+{
+	size_t more = bytes_behind((unsigned char) text[0]);
+
+	if (more == 4 || more < length)
+		return false;
+	for (size_t n = 1; n < length; n++)
+	{
+		if (!continues(text[n]))
+			return false;
 	}
 	return true;
 }
@@ -59,13 +89,15 @@ rs_make_utf8(char *text)
 
 	for (size_t i = 0; i < length;)
 	{
-		size_t step = character(text + i, length - i);
+		size_t found = character_length(text + i, length - i);
 
-		if (step == 0)
+		if (found == 0 && is_cut(text + i, length - i))
 		{
-			text[i] = '?';
-			step = 1;
+			text[i] = '\0';
+			return;
 		}
-		i += step;
+		if (found == 0)
+			text[i] = '?';
+		i += found == 0 ? 1 : found;
 	}
 }
