@@ -48,12 +48,6 @@ extern void *rs_grow(rs_arena *arena, void *items, int count, int *room, size_t 
 extern void rs_arena_reset(rs_arena *arena);
 extern void rs_arena_free(rs_arena *arena);
 
-/* ----------------------------------------------------------------- utf8.c */
-
-extern bool rs_is_utf8(const char *text, size_t length);
-/* Each byte that is part of no character becomes a question mark. */
-extern void rs_make_utf8(char *text);
-
 /* ------------------------------------------------------------------ url.c */
 
 /* Read a URL; what it allocates is the arena's. */

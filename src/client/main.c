@@ -510,23 +510,6 @@ parse(request *asked, int argc, char **argv, int *result)
 	return false;
 }
 
-/* What a URL on the command line says of passwords: the user's, and those among its parameters. */
-static void
-paint_over(char *url)
-{
-	char *at = strrchr(url, '@');
-	char *slashes = strstr(url, "://");
-	char *colon = slashes != NULL && at != NULL ? strchr(slashes + 3, ':') : NULL;
-
-	for (; colon != NULL && colon + 1 < at; colon++)
-		colon[1] = 'x';
-	for (char *word = strstr(url, "password="); word != NULL; word = strstr(word, "password="))
-	{
-		for (word += strlen("password="); *word != '\0' && *word != '&'; word++)
-			*word = 'x';
-	}
-}
-
 /*
  * The URL itself, in memory of its own: from a file, the environment, or the command line, where a
  * password is then painted over, so that it shows in no list of processes for long.
@@ -564,7 +547,21 @@ take_url(const request *asked, char *given)
 	}
 	url = strdup(given);
 	if (url != NULL)
-		paint_over(given);
+	{
+		char *at = strrchr(given, '@');
+		char *slashes = strstr(given, "://");
+		char *colon = slashes != NULL && at != NULL ? strchr(slashes + 3, ':') : NULL;
+
+		for (; colon != NULL && colon + 1 < at; colon++)
+			colon[1] = 'x';
+		/* libpq takes it as a parameter, too. */
+		for (char *secret = strstr(given, "password="); secret != NULL;
+			 secret = strstr(secret, "password="))
+		{
+			for (secret += strlen("password="); *secret != '\0' && *secret != '&'; secret++)
+				*secret = 'x';
+		}
+	}
 	return url;
 }
 

@@ -110,7 +110,6 @@ rs_settle_row(rs_work *work, const rs_settlement *settlement, rs_result *result)
 
 	rs_worker_trace(worker, RS_STEP_SETTLE, rs_outcome_word(settlement->outcome));
 	rs_stop_lease(work);
-	rs_make_utf8(work->answer.reason);
 	rs_values_of(work, values);
 	/* A row that is deleted asks for no time. */
 	if (is_delayed || has_origin ||
@@ -157,7 +156,6 @@ rs_record_failure(rs_work *work)
 
 	if (!work->has_error && !answered)
 		return RS_DONE;
-	rs_make_utf8(work->answer.reason);
 	result = rs_now_text(session, at);
 	if (result == RS_DONE)
 	{
