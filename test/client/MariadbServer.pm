@@ -113,8 +113,6 @@ sub client
 sub sql
 {
 	my ($self, $text, $database) = @_;
-	# A client that could not connect may be gone before it is written to: its status says so.
-	local $SIG{PIPE} = sub { };
 	my @command = ($self->client, $database // $self->{database});
 	my $pid = open2(my $out, my $in, 'sh', '-c', 'exec "$@" 2>&1', 'sh', grep { $_ ne '' } @command);
 
