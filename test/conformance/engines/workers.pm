@@ -60,6 +60,12 @@ sub finish
 		sleep 0.05;
 	}
 	$self->sql(q{SELECT ruststream.alter_subscription('jobs', workers => 0)});
+	# What it says at its end is not the next one's.
+	for (1 .. 1200)
+	{
+		last if ($self->sql(q{SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'ruststream worker'}))[0] == 0;
+		sleep 0.05;
+	}
 	($self->{said}) = $self->{server}->log_from($self->{offset});
 	return $self->steps($self->{offset});
 }
