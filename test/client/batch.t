@@ -138,7 +138,7 @@ sub order
 		push @expected, [$priority eq 'NULL' ? -1 : $priority, $ago eq 'NULL' ? -9999 : $ago, $n];
 	}
 	@expected = sort { $a->[0] <=> $b->[0] || $a->[1] <=> $b->[1] || $a->[2] <=> $b->[2] } @expected;
-	is(calls((ended(call()))[1 .. 3000]) =~ s/(; )+$//r, join('; ', 'call', map { "r$_->[2] 1" } @expected), "$form: a batch is in claim order");
+	is(calls(grep { defined } (ended(call()))[1 .. 3000]) =~ s/(; )+$//r, join('; ', 'call', map { "r$_->[2] 1" } @expected), "$form: a batch is in claim order");
 	return;
 }
 
@@ -301,7 +301,7 @@ sub busy
 {
 	fresh([]);
 	insert(qw(a wait b));
-	my $pid = open2(my $out, my $in, $caller, $engine->url . '?busy_timeout=300', 'jobs');
+	my $pid = open2(my $out, my $in, $caller, $engine->url =~ s{busy_timeout=\d+}{busy_timeout=300}r, 'jobs');
 	my $child = { pid => $pid, out => $out, in => $in, said => [] };
 	until_waiting($child);
 	my $locker = open(my $locked, '-|', 'sqlite3', '-batch', '-cmd', '.timeout 10000', $engine->{file},

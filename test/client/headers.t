@@ -6,7 +6,7 @@ use FindBin;
 use lib $FindBin::Bin, "$FindBin::Bin/../conformance";
 use ClientTest;
 use JSON::PP;
-use MariadbServer;
+use MysqlServer;
 use PostgresServer;
 use Test::More;
 
@@ -21,7 +21,7 @@ my %ENGINE = (
 		handler => "SELECT ruststream_dead_letter('$long') WHERE :payload = 'dead'; INSERT INTO strict_effect SELECT NULL WHERE :payload = 'error'",
 	},
 	mysql => {
-		start => sub { return if MariadbServer::missing(); my $server = MariadbServer->new; return ($server->url, sub { $server->sql(@_) }, $server) },
+		start => sub { return if MysqlServer::missing(); my $server = MysqlServer->new; return ($server->url, sub { $server->sql(@_) }, $server) },
 		id => 'BIGINT NOT NULL PRIMARY KEY', json => ['JSON', 'TEXT'], group => 'VARCHAR(50)', lease => 'DATETIME', state => '23000', queue => 'jobs',
 		handler => "SET \@ruststream_outcome = IF(:payload = 'dead', 'dead_letter', NULL), \@ruststream_reason = '$long';"
 		  . " INSERT INTO strict_effect SELECT NULL FROM (SELECT 1) AS one WHERE :payload = 'error'",
