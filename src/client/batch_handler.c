@@ -327,17 +327,18 @@ call_handler(rs_batch *batch)
 	bool in_transaction = rs_table_form(&worker->plan.table) == RS_FORM_ROW_LOCK;
 	rs_result result;
 
+	worker->has_handled = true;
 	if (worker->batch_handler == NULL && worker->plan.subscription.handler != NULL)
 		return call_sql(batch, in_transaction);
 	for (int i = 0; i < batch->given_count; i++)
 		batch->given[i]->delivery.connection = driver->native(session);
 	if (driver->guard_handler != NULL)
 		driver->guard_handler(session, true, in_transaction);
-	worker->has_handled = true;
 	result = worker->batch_handler != NULL ? call_callback(batch) : call_program(batch);
 	if (driver->guard_handler != NULL)
 		driver->guard_handler(session, false, in_transaction);
-	return result;
+	return in_transaction || result != RS_DONE ? result
+											   : rs_check_left(session, &batch->call.answer);
 }
 
 /* Each row's answer: its own, or the one for all; a failure of the whole is each row's. */

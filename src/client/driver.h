@@ -336,6 +336,11 @@ typedef struct rs_driver
 	 * or (RS_FAILED) something else?  May be NULL: something else.
 	 */
 	rs_result (*judge_failure)(rs_session *session);
+	/*
+	 * After a callback that is not transactional: RS_FAILED where it has left a transaction of its
+	 * own open, which is rolled back then.
+	 */
+	rs_result (*check_left)(rs_session *session);
 	/* Around a callback or program of the user's: what it must not do is refused.  May be NULL. */
 	void (*guard_handler)(rs_session *session, bool on, bool transactional);
 	/*

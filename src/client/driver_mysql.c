@@ -553,6 +553,7 @@ const rs_driver rs_mysql_driver = {
 	.check_plan = rs_mysql_check_plan,
 	.check_handler = rs_mysql_check_handler,
 	.call_handler = rs_mysql_call_handler,
+	.check_left = rs_mysql_check_left,
 	.check_writes = rs_mysql_check_writes,
 	.interrupt = interrupt,
 	.wait = wait_idle,

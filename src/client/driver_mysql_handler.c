@@ -361,14 +361,13 @@ rs_mysql_check_writes(rs_session *base)
 }
 
 /* A handler that is in no transaction of ours leaves none of its own open. */
-static rs_result
-check_after(rs_mysql_session *session, bool transactional, const rs_answer *answer)
+rs_result
+rs_mysql_check_left(rs_session *base)
 {
+	rs_mysql_session *session = rs_mysql_of(base);
 	rs_result result;
 
-	if (session->in_transaction)
-		return transactional || answer->failed ? RS_DONE : check_transaction(session);
-	if ((session->db->server_status & SERVER_STATUS_IN_TRANS) == 0)
+	if (session->in_transaction || (session->db->server_status & SERVER_STATUS_IN_TRANS) == 0)
 		return RS_DONE;
 	result = rs_mysql_run(session, "ROLLBACK");
 	if (result != RS_DONE)
@@ -377,6 +376,14 @@ check_after(rs_mysql_session *session, bool transactional, const rs_answer *answ
 				 "It is not transactional, so what it begins is its to end.",
 				 "the handler has left a transaction open");
 	return RS_FAILED;
+}
+
+static rs_result
+check_after(rs_mysql_session *session, bool transactional, const rs_answer *answer)
+{
+	if (session->in_transaction)
+		return transactional || answer->failed ? RS_DONE : check_transaction(session);
+	return rs_mysql_check_left(&session->base);
 }
 
 /* What a failed handler has set is put right all the same; what it has answered is nothing. */

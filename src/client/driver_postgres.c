@@ -638,6 +638,7 @@ const rs_driver rs_postgres_driver = {
 	.check_plan = rs_postgres_check_plan,
 	.check_handler = rs_postgres_check_handler,
 	.call_handler = rs_postgres_call_handler,
+	.check_left = rs_postgres_check_left,
 	.guard_handler = guard_handler,
 	.check_writes = check_writes,
 	.interrupt = interrupt,

@@ -369,6 +369,12 @@ check_after(rs_postgres_session *session, rs_result result)
 }
 
 rs_result
+rs_postgres_check_left(rs_session *base)
+{
+	return check_after(rs_postgres_of(base), RS_DONE);
+}
+
+rs_result
 rs_postgres_call_handler(rs_session *base, const char *source, const ruststream_delivery *delivery,
 						 const rs_value *id, const rs_value *payload, bool transactional,
 						 rs_answer *answer)

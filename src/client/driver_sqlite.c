@@ -567,6 +567,7 @@ const rs_driver rs_sqlite_driver = {
 	.look = rs_sqlite_look,
 	.check_handler = rs_sqlite_check_handler,
 	.call_handler = rs_sqlite_call_handler,
+	.check_left = rs_sqlite_check_left,
 	.judge_failure = rs_sqlite_judge_failure,
 	.guard_handler = rs_sqlite_guard,
 	.check_writes = rs_sqlite_check_writes,

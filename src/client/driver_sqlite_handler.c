@@ -458,6 +458,12 @@ check_after(rs_sqlite_session *session, rs_result result)
 }
 
 rs_result
+rs_sqlite_check_left(rs_session *base)
+{
+	return check_after((rs_sqlite_session *) base, RS_DONE);
+}
+
+rs_result
 rs_sqlite_call_handler(rs_session *base, const char *handler, const ruststream_delivery *delivery,
 					   const rs_value *id, const rs_value *payload, bool transactional,
 					   rs_answer *given)

@@ -117,6 +117,20 @@ call_callback(rs_work *work)
 	return RS_DONE;
 }
 
+rs_result
+rs_check_left(rs_session *session, rs_answer *answer)
+{
+	rs_error said = session->error;
+	rs_result result = session->driver->check_left(session);
+
+	if (result != RS_FAILED)
+		return result;
+	if (answer->failed)
+		session->error = said;
+	answer->failed = true;
+	return RS_DONE;
+}
+
 /* Whichever handler it is; what it does wrong is in the answer. */
 static rs_result
 call_handler(rs_work *work)
@@ -140,7 +154,7 @@ call_handler(rs_work *work)
 					   &work->answer, &session->error);
 	if (driver->guard_handler != NULL)
 		driver->guard_handler(session, false, transactional);
-	return result;
+	return transactional || result != RS_DONE ? result : rs_check_left(session, &work->answer);
 }
 
 static bool

@@ -663,6 +663,39 @@ test_apart(void)
 	   "what was published apart is delivered, though its publisher was discarded");
 }
 
+/* ------------------------------------------------------- not transactional */
+
+static ruststream_outcome
+leaves_open(ruststream_delivery *delivery, void *arg)
+{
+	(void) arg;
+	(void) sqlite3_exec(delivery->connection, "BEGIN", NULL, NULL, NULL);
+	write_effect(delivery);
+	return RUSTSTREAM_ACK;
+}
+
+/* What is in a transaction that nobody commits would be lost with an ack. */
+static void
+test_left_open(const char *queue)
+{
+	ruststream *db = begin();
+	const ruststream_subscription subscription = {
+		.name = "s", .queue = queue, .transactional = "off", .on_error = "discard"};
+	ruststream_worker *worker;
+	char insert[100];
+
+	must(db, ruststream_subscribe(db, &subscription));
+	(void) snprintf(insert, sizeof(insert), "INSERT INTO %s (payload) VALUES ('a')", queue);
+	(void) sql(insert);
+	must(db, ruststream_worker_open(db, "s", leaves_open, NULL, &worker));
+	must(db, ruststream_worker_run(worker, RUSTSTREAM_DRAIN));
+	ruststream_worker_close(worker);
+	is(sql("SELECT message FROM ruststream_failure"), "the handler has left a transaction open",
+	   "a callback that leaves a transaction of its own open has failed");
+	is(sql("SELECT count(*) FROM effect"), "0", "and nothing of it is kept");
+	ruststream_close(db);
+}
+
 /* --------------------------------------------------------------- stopping */
 
 static ruststream_worker *running;
@@ -1207,6 +1240,8 @@ main(int argc, char **argv)
 	test_transient_limit();
 	test_dead_collision();
 	test_apart();
+	test_left_open("leased");
+	test_left_open("keyed");
 	test_interrupt("leased");
 	test_interrupt("keyed");
 	test_timeout();

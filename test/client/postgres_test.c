@@ -133,6 +133,7 @@ test_form(ruststream *db, PGconn *look, const char *queue)
 	doing chains = {.sql = "COMMIT AND CHAIN", .answer = RUSTSTREAM_ACK};
 	doing swallows = {.sql = "SELECT 1 / 0", .answer = RUSTSTREAM_ACK};
 	doing copies = {.sql = "COPY effect FROM STDIN", .answer = RUSTSTREAM_ACK};
+	doing leaves_open = {.sql = "BEGIN; " WRITES, .answer = RUSTSTREAM_ACK};
 	doing publishes = {.answer = RUSTSTREAM_ACK, .publishes = true};
 	doing publishes_in_vain = {.answer = RUSTSTREAM_DISCARD, .publishes = true};
 
@@ -159,6 +160,12 @@ test_form(ruststream *db, PGconn *look, const char *queue)
 	check(deliver(db, look, queue, "on", &copies) == 1 &&
 			  strncmp(left(look, queue), "1 rows", 6) == 0,
 		  ".. so is a COPY that it leaves under way (%s; %s)", answer, last_notice);
+	if (strcmp(queue, "locked") != 0)
+		check(deliver(db, look, queue, "off", &leaves_open) == 1 &&
+				  strstr(last_notice, "has left a transaction open") != NULL &&
+				  strcmp(left(look, queue), "1 rows, 0 effects") == 0,
+			  ".. so is a transaction of its own that it leaves open (%s; %s)", answer,
+			  last_notice);
 	check(deliver(db, look, queue, "on", &acks) == 1 &&
 			  strcmp(left(look, queue), "0 rows, 1 effects") == 0,
 		  ".. after which the next delivery is as the first (%s)", answer);
