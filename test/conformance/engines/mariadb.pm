@@ -37,6 +37,8 @@ BEGIN
 	SELECT 'a result set', payload;
 	CASE
 		WHEN payload = 'level' THEN
+			-- What innodb_trx says is renewed once nobody has read it for a tenth of a second.
+			DO SLEEP(0.2);
 			UPDATE effect SET effect.payload = (SELECT LOWER(trx_isolation_level) FROM information_schema.innodb_trx
 				WHERE trx_mysql_thread_id = CONNECTION_ID());
 		WHEN payload = 'slow' THEN SELECT SLEEP(1.6);
