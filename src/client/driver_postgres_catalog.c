@@ -196,7 +196,7 @@ rs_postgres_install(rs_session *base, bool with_wal, ruststream_notice_callback 
 		(void) snprintf(
 			base->error.hint, sizeof(base->error.hint),
 			"They are made in the schema public, where their owner must have CREATE; who "
-			"brings them up to date has to be their owner.");
+			"brings them up to date has to be their owner, or a superuser.");
 	return result;
 }
 

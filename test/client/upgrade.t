@@ -8,6 +8,7 @@ use ClientTest;
 use MysqlServer;
 use PostgresServer;
 use Test::More;
+use Time::HiRes qw(sleep time);
 
 my $VERSION = 2;
 my @TABLES = map { "ruststream_$_" } qw(queue subscription failure counter worker);
@@ -80,7 +81,9 @@ my %mysql = (
 	catalog => sub {
 		my @names = split /\n/, $mysql->sql('SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()'
 			  . " AND table_name LIKE 'ruststream%' ORDER BY 1");
-		return join "\n", map({ $mysql->sql("SHOW CREATE TABLE $_; SHOW FULL COLUMNS FROM $_") =~ s/ AUTO_INCREMENT=\d+//r } @names),
+		return join "\n", map({ $mysql->sql("SHOW FULL COLUMNS FROM $_") } @names),
+		  # Constraints have no order.
+		  map({ join("\n", sort map { s/,$//r } split /\\n/, $mysql->sql("SHOW CREATE TABLE $_") =~ s/ AUTO_INCREMENT=\d+//r) } @names),
 		  $mysql->sql('SELECT trigger_name FROM information_schema.triggers WHERE trigger_schema = DATABASE();'
 			  . 'SELECT routine_name FROM information_schema.routines WHERE routine_schema = DATABASE()');
 	},
@@ -215,6 +218,51 @@ sub fails_as_a_whole
 	return;
 }
 
+# Until it answers so, for a minute at the most.
+sub becomes
+{
+	my ($question, $wanted) = @_;
+	for (my $until = time() + 60; time() < $until; sleep 0.05)
+	{
+		return 1 if ask($question) eq $wanted;
+	}
+	diag("waited for $wanted: " . ask($question));
+	return 0;
+}
+
+# A second installation while the first is in the middle of its step, held up by a reader of the table.
+sub one_at_a_time
+{
+	my ($fresh) = @_;
+	of_version_1();
+	my $rows = rows();
+	my $reader = $engine->{driver} eq 'mysql' ? $mysql->session : $pg->session('postgres');
+	$reader->do('BEGIN');
+	$reader->do('SELECT COUNT(*) FROM ruststream_subscription');
+	my $first = start({}, 'install', $engine->{url});
+	if ($engine->{driver} eq 'mysql')
+	{
+		ok(becomes("SELECT COUNT(*) FROM information_schema.processlist WHERE state = 'Waiting for table metadata lock'", 1), 'an installation is at work');
+		my ($code, undef, $err) = install();
+		is($code, 6, '.. another one does nothing');
+		like($err, qr/another installation is at work/, '.. and says why');
+		$reader->do('COMMIT');
+	}
+	else
+	{
+		my $waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype =";
+		ok(becomes("$waiting 'relation'", 1), 'an installation is at work');
+		my $second = start({}, 'install', $engine->{url});
+		ok(becomes("$waiting 'advisory'", 1), '.. another one waits for it');
+		$reader->do('COMMIT');
+		is((finish($second))[0], 0, '.. and then has nothing to do');
+	}
+	is((finish($first))[0], 0, '.. the first goes well');
+	$reader->close;
+	is_upgraded($fresh, $rows, '.. in the end');
+	return;
+}
+
 # Of a role that does not own them.
 sub needs_ownership
 {
@@ -299,10 +347,12 @@ for my $each (\%sqlite, \%postgres, \%mysql)
 		{
 			fails_as_a_whole(['ALTER FUNCTION ruststream_wake(text, boolean) RENAME TO kept', "CREATE FUNCTION ruststream_wake(queue text, wake boolean) RETURNS integer LANGUAGE sql AS 'SELECT 1'"],
 				['DROP FUNCTION ruststream_wake(text, boolean)', 'ALTER FUNCTION kept(text, boolean) RENAME TO ruststream_wake'], qr/cannot change return type/);
+			one_at_a_time($fresh);
 			needs_ownership($fresh);
 		}
 		if ($engine->{driver} eq 'mysql')
 		{
+			one_at_a_time($fresh);
 			broken_off($fresh);
 			needs_rights($fresh);
 		}
