@@ -101,11 +101,24 @@ extern uint32_t rs_random(void);
 /* Our tables are there and of this version, or the handle's error says what is wrong. */
 extern ruststream_code rs_check_installed(ruststream *handle);
 
+/* Which version of our tables this library works with. */
+#define RS_SCHEMA_VERSION 2
+
+/* An engine's SQL; each text ends by writing into ruststream_version which version there is now. */
+typedef struct rs_schema
+{
+	const char *tables; /* in a database that has none */
+	/* [n]: from version n + 1 to the next.  What has been released stays as it is. */
+	const char *upgrades[RS_SCHEMA_VERSION - 1];
+} rs_schema;
+
 /*
- * For drivers, whose install locks out others: make our tables, by make, where there are none;
+ * For drivers, whose install locks out others: make our tables where there are none, and bring
+ * those of an earlier version up to date, keeping their rows; run executes a text of the schema.
  * RS_FAILED where there are those of a later version.
  */
-extern rs_result rs_make_tables(rs_session *session, rs_result (*make)(rs_session *session));
+extern rs_result rs_make_tables(rs_session *session, const rs_schema *schema,
+								rs_result (*run)(rs_session *session, const char *text));
 /* Commit where result is RS_DONE; else roll back, and keep the session's error. */
 extern rs_result rs_commit_or_roll_back(rs_session *session, rs_result result);
 

@@ -11,8 +11,11 @@
 #include <string.h>
 
 #include "schema_mysql.h" /* made of schema_mysql.sql */
+#include "upgrade_mysql_2.h"
 
 #define INSTALL_KEY "ruststream install"
+
+static const rs_schema schema = {.tables = rs_schema_mysql, .upgrades = {rs_upgrade_mysql_2}};
 
 /*
  * What the portable statements (catalog_text.c) cannot say here: DELAYED and SQLSTATE are reserved
@@ -58,32 +61,32 @@ rs_mysql_find_version(rs_session *base, int64_t *version)
 
 /* A statement ends with ";" at the end of a line; comments are whole lines. */
 static rs_result
-run_schema(rs_session *base)
+run_text(rs_session *base, const char *text)
 {
 	rs_mysql_session *session = rs_mysql_of(base);
-	char *schema = strdup(rs_schema_mysql);
-	char *next = schema;
-	rs_result result = schema != NULL ? RS_DONE : rs_mysql_no_memory(session);
+	char *copy = strdup(text);
+	char *next = copy;
+	rs_result result = copy != NULL ? RS_DONE : rs_mysql_no_memory(session);
 
 	while (result == RS_DONE && next != NULL)
 	{
-		char *text = next;
-		char *end = strstr(text, ";\n");
+		char *statement = next;
+		char *end = strstr(statement, ";\n");
 
 		next = end != NULL ? end + 2 : NULL;
 		if (end == NULL)
 			break; /* nothing but space behind the last one */
 		*end = '\0';
-		result = rs_mysql_run(session, text);
+		result = rs_mysql_run(session, statement);
 	}
-	free(schema);
+	free(copy);
 	return result;
 }
 
 /*
  * Each statement of the schema commits by itself and does nothing where it has been run; the
- * version comes last.  So an installation that was broken off is no version, and is completed by
- * the next one.
+ * version comes last.  So an installation that was broken off is no version, and an upgrade the
+ * earlier one, and is completed by the next install.
  */
 rs_result
 rs_mysql_install(rs_session *base, bool with_wal, ruststream_notice_callback notice, void *arg)
@@ -101,7 +104,7 @@ rs_mysql_install(rs_session *base, bool with_wal, ruststream_notice_callback not
 		return RS_FAILED;
 	}
 	if (result == RS_DONE)
-		result = rs_make_tables(base, run_schema);
+		result = rs_make_tables(base, &schema, run_text);
 	if (locked)
 	{
 		rs_error kept = base->error;

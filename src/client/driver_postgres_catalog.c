@@ -16,6 +16,9 @@
 #include <string.h>
 
 #include "schema_postgres.h" /* made of schema_postgres.sql */
+#include "upgrade_postgres_2.h"
+
+static const rs_schema schema = {.tables = rs_schema_postgres, .upgrades = {rs_upgrade_postgres_2}};
 
 #define IS " OPERATOR(pg_catalog.=) "
 #define QUEUE_COLUMNS                                                                              \
@@ -170,9 +173,9 @@ rs_postgres_find_version(rs_session *base, int64_t *version)
 #define ONE_AT_A_TIME "SELECT pg_catalog.pg_advisory_xact_lock(7238147152366728818)"
 
 static rs_result
-run_schema(rs_session *base)
+run_text(rs_session *base, const char *text)
 {
-	return rs_postgres_run(rs_postgres_of(base), rs_schema_postgres);
+	return rs_postgres_run(rs_postgres_of(base), text);
 }
 
 rs_result
@@ -186,12 +189,14 @@ rs_postgres_install(rs_session *base, bool with_wal, ruststream_notice_callback 
 	if (result == RS_DONE)
 		result = rs_postgres_run(rs_postgres_of(base), ONE_AT_A_TIME);
 	if (result == RS_DONE)
-		result = rs_make_tables(base, run_schema);
+		result = rs_make_tables(base, &schema, run_text);
 	result = rs_commit_or_roll_back(base, result);
 	if (result == RS_FAILED && strcmp(base->error.state, "42501") == 0 &&
 		base->error.hint[0] == '\0')
-		(void) snprintf(base->error.hint, sizeof(base->error.hint),
-						"They are made in the schema public, where their owner must have CREATE.");
+		(void) snprintf(
+			base->error.hint, sizeof(base->error.hint),
+			"They are made in the schema public, where their owner must have CREATE; who "
+			"brings them up to date has to be their owner, or a superuser.");
 	return result;
 }
 

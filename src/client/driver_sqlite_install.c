@@ -11,6 +11,9 @@
 #include <string.h>
 
 #include "schema_sqlite.h" /* made of schema_sqlite.sql */
+#include "upgrade_sqlite_2.h"
+
+static const rs_schema schema = {.tables = rs_schema_sqlite, .upgrades = {rs_upgrade_sqlite_2}};
 
 static bool
 read_number(void *arg, const rs_value *columns, int count)
@@ -65,9 +68,9 @@ see_to_wal(rs_session *base, bool with_wal, ruststream_notice_callback notice, v
 }
 
 static rs_result
-run_schema(rs_session *base)
+run_text(rs_session *base, const char *text)
 {
-	return rs_sqlite_run((rs_sqlite_session *) base, rs_schema_sqlite);
+	return rs_sqlite_run((rs_sqlite_session *) base, text);
 }
 
 rs_result
@@ -78,6 +81,6 @@ rs_sqlite_install(rs_session *base, bool with_wal, ruststream_notice_callback no
 	if (result == RS_DONE)
 		result = base->driver->begin(base, RS_FOR_US, NULL);
 	if (result == RS_DONE)
-		result = rs_make_tables(base, run_schema);
+		result = rs_make_tables(base, &schema, run_text);
 	return rs_commit_or_roll_back(base, result);
 }

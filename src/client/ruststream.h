@@ -171,7 +171,8 @@ RUSTSTREAM_API void *ruststream_connection(ruststream *handle);
 /*
  * Make our tables and views in the database (ruststream_queue,
  * ruststream_subscription, ruststream_failure, ruststream_status, ..), or bring them up
- * to this version; nothing where they are.  All or nothing.
+ * to this version, keeping their rows; nothing where they are.  All or nothing, but on MySQL and
+ * MariaDB what was broken off is completed by the next call.
  *
  * On SQLite a notice recommends write-ahead logging where it is off; with_wal turns it on.
  */

@@ -4,6 +4,9 @@
 -- looking work in SQL as well as by the command line.  Times are in UTC; flags are 0 and 1; delays
 -- are milliseconds.  Statements that make tables commit: each may be run again, and the version
 -- comes last.
+--
+-- What differs from an earlier version is made there by upgrade_mysql_N.sql, to the same effect: so a
+-- new column is the last one of its table.
 
 CREATE TABLE IF NOT EXISTS ruststream_version (
 	version INT NOT NULL PRIMARY KEY
@@ -51,8 +54,8 @@ CREATE TABLE IF NOT EXISTS ruststream_subscription (
 	lease_ms BIGINT NOT NULL DEFAULT 30000 CHECK (lease_ms > 0),
 	timeout_ms BIGINT CHECK (timeout_ms > 0),
 	poll_interval_ms BIGINT NOT NULL DEFAULT 1000 CHECK (poll_interval_ms > 0),
-	batch_size INT COMMENT 'the handler takes so many rows at once' CHECK (batch_size BETWEEN 1 AND 10000),
 	paused TINYINT NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
+	batch_size INT COMMENT 'the handler takes so many rows at once' CHECK (batch_size BETWEEN 1 AND 10000),
 	CONSTRAINT `a subscription has a handler or a program, not both`
 		CHECK (handler IS NULL OR program IS NULL),
 	CONSTRAINT `batches are not transactional: leave out one of the two`
@@ -122,4 +125,6 @@ FROM ruststream_subscription AS s
 		WHERE seen_at >= UTC_TIMESTAMP() - INTERVAL 30 SECOND
 		GROUP BY subscription) AS w ON w.subscription = s.name;
 
+-- The steps to later versions follow: where an installation of an earlier version was broken off, its tables
+-- are kept above and are brought up to date like those of a whole one.
 INSERT IGNORE INTO ruststream_version VALUES (1);

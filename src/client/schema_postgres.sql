@@ -3,12 +3,15 @@
 -- Queues and subscriptions are rows of ordinary tables, so describing, subscribing, pausing and
 -- looking work in SQL as well as by the command line.  Everything belongs to whoever installs it, and
 -- so does the right to write to it: a subscription's handler is run by whoever runs its workers.
+--
+-- What differs from an earlier version is made there by upgrade_postgres_N.sql, to the same effect: so
+-- a new column is the last one of its table.
 
 CREATE TABLE public.ruststream_version (
 	version integer NOT NULL
 );
 
-INSERT INTO public.ruststream_version VALUES (1);
+INSERT INTO public.ruststream_version VALUES (2);
 
 -- A table's name as our tables have it: with its schema, quoted where SQL needs it.
 CREATE FUNCTION public.ruststream_table_name(name text)
@@ -64,8 +67,8 @@ CREATE TABLE public.ruststream_subscription (
 	lease_ms bigint NOT NULL DEFAULT 30000 CHECK (lease_ms > 0),
 	timeout_ms bigint CHECK (timeout_ms > 0),
 	poll_interval_ms bigint NOT NULL DEFAULT 1000 CHECK (poll_interval_ms > 0),
-	batch_size integer CHECK (batch_size BETWEEN 1 AND 10000), -- the handler takes so many rows at once
 	paused boolean NOT NULL DEFAULT false,
+	batch_size integer CHECK (batch_size BETWEEN 1 AND 10000), -- the handler takes so many rows at once
 	CONSTRAINT "a subscription has a handler or a program, not both"
 		CHECK (handler IS NULL OR program IS NULL),
 	CONSTRAINT "batches are not transactional: leave out one of the two"

@@ -3,12 +3,15 @@
 -- Queues and subscriptions are rows of ordinary tables, so describing, subscribing, pausing and
 -- looking work in SQL as well as by the command line.  Times are text in UTC,
 -- YYYY-MM-DDTHH:MM:SS[.fff]+00:00; flags are 0 and 1; delays are milliseconds.
+--
+-- What differs from an earlier version is made there by upgrade_sqlite_N.sql, to the same effect: so
+-- a new column is the last one of its table.
 
 CREATE TABLE ruststream_version (
 	version INTEGER NOT NULL
 );
 
-INSERT INTO ruststream_version VALUES (1);
+INSERT INTO ruststream_version VALUES (2);
 
 -- Which columns of a table play which roles.
 CREATE TABLE ruststream_queue (
@@ -54,12 +57,13 @@ CREATE TABLE ruststream_subscription (
 	lease_ms INTEGER NOT NULL DEFAULT 30000 CHECK (lease_ms > 0),
 	timeout_ms INTEGER CHECK (timeout_ms > 0),
 	poll_interval_ms INTEGER NOT NULL DEFAULT 1000 CHECK (poll_interval_ms > 0),
-	batch_size INTEGER CHECK (batch_size BETWEEN 1 AND 10000), -- the handler takes so many rows at once
 	paused INTEGER NOT NULL DEFAULT 0 CHECK (paused IN (0, 1)),
+	batch_size INTEGER -- the handler takes so many rows at once
+		CHECK (batch_size BETWEEN 1 AND 10000)
+		CONSTRAINT "batches are not transactional: leave out one of the two"
+			CHECK (batch_size IS NULL OR transactional IS NOT 'on'),
 	CONSTRAINT "a subscription has a handler or a program, not both"
-		CHECK (handler IS NULL OR program IS NULL),
-	CONSTRAINT "batches are not transactional: leave out one of the two"
-		CHECK (batch_size IS NULL OR transactional IS NOT 'on')
+		CHECK (handler IS NULL OR program IS NULL)
 );
 
 CREATE INDEX ruststream_subscription_queue ON ruststream_subscription (queue);
