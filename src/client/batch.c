@@ -12,7 +12,8 @@
  * That is the lane of a delivery that is not transactional, gone through once where it is about the
  * handler, and row by row where it is about a row.  In the row lock form all rows have one
  * transaction: nothing of the batch is concluded before its COMMIT, and a settlement that fails
- *takes the batch back.  In the others each row ends by itself, whatever becomes of its neighbours.
+ * takes the batch back.  In the others each row ends by itself, whatever becomes of its
+ * neighbours.
  *
  *-------------------------------------------------------------------------
  */

@@ -6,8 +6,8 @@
  * No statement promises the order of RETURNING, so the rows are put into claim order here: by the
  * priority and the delay that a claim returns behind the payload, and by the id, as far as we can
  * compare it.  An id that is no number is left where the statement has it, which looks rows up in
- * claim order, and so returns them; as are all rows where the session's DateStyle is not ISO, and
- *we cannot read their delays.
+ * claim order, and so returns them; as are all rows where the session's DateStyle is not ISO,
+ * and we cannot read their delays.
  *
  *-------------------------------------------------------------------------
  */

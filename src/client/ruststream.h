@@ -369,9 +369,9 @@ typedef ruststream_outcome (*ruststream_handler)(ruststream_delivery *delivery, 
 /*
  * A handler of batches: the rows of one claim, in claim order, as many as were due.
  *
- *	deliveries	count of them, one a row; the array and all that is in it last for the call.  Each
- *has the same connection, which is in the claim's transaction in the row lock form, and in none in
- *the others
+ * There are count deliveries, one a row; the array and all that is in it last for the call.  Each
+ * has the same connection, which is in the claim's transaction in the row lock form, and in none
+ * in the others.
  *
  * It answers each row by ruststream_answer, and returns the outcome of those that it has not
  * answered.  If it returns RUSTSTREAM_FAIL it has failed as a whole, whatever it has answered:

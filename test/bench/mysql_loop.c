@@ -6,8 +6,8 @@
  *
  *	  mysql_loop SOCKET DATABASE
  *
- * The table is test/bench/mysql_schema.sql's.  The statements are those that the library sends for
- *a handler of one SQL statement, prepared once.
+ * The table is test/bench/mysql_schema.sql's.  The statements are those that the library sends
+ * for a handler of one SQL statement, prepared once.
  *
  *-------------------------------------------------------------------------
  */

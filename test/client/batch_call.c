@@ -6,16 +6,15 @@
  *	  batch_call URL SUBSCRIPTION
  *
  * It prints "- STEP" for each step of the trace, "! TEXT" for each notice, "call N", and "row
- * PAYLOAD ATTEMPT" for each row that the callback is given.  What it does to a row its payload
- *says:
+ * PAYLOAD ATTEMPT" for each row that the callback is given.  The payload of a row says what is
+ * done to it:
  *
  *		retry, later, discard, dead	answers that
  *		bad, unreadable				answers a failure of this row, that it does not decode
  *		whole						returns RUSTSTREAM_FAIL, whatever it has answered; once, at
  *									the first attempt, whole_once
  *		note						publishes into the table "noted" through the delivery's handle
- *		wait						prints "waiting", and goes on when a line comes on standard
- *input
+ *		wait						prints "waiting", and reads a line of standard input
  *
  * It drains, and ends at SIGTERM as the library has it.
  *
