@@ -126,8 +126,8 @@ main(int argc, char **argv)
 		count++;
 	}
 	(void) clock_gettime(CLOCK_MONOTONIC, &now);
-	seconds = (double) (now.tv_sec - started.tv_sec) +
-			  (double) (now.tv_nsec - started.tv_nsec) / 1e9;
+	seconds =
+		(double) (now.tv_sec - started.tv_sec) + (double) (now.tv_nsec - started.tv_nsec) / 1e9;
 	printf("%.0f\n", (double) count / seconds);
 	(void) sqlite3_finalize(begin_immediate);
 	(void) sqlite3_finalize(begin);
