@@ -380,11 +380,22 @@ rs_sqlite_check_file(rs_session *base)
 	return RS_LOST;
 }
 
+/* The same a few times a second: it is a call of the system, a twentieth of a delivery's time. */
+static rs_result
+check_file_again(rs_sqlite_session *session)
+{
+	int64_t now = rs_monotonic();
+
+	if (now < session->next_file_check)
+		return RS_DONE;
+	session->next_file_check = now + 100 * RS_MILLISECOND;
+	return rs_sqlite_check_file(&session->base);
+}
+
 static rs_result
 begin(rs_session *base, rs_purpose purpose, const rs_table *table)
 {
-	/* A call of the system, which a delivery need not pay more than once or twice. */
-	if (purpose == RS_FOR_US && rs_sqlite_check_file(base) != RS_DONE)
+	if (purpose == RS_FOR_US && check_file_again(of(base)) != RS_DONE)
 		return RS_LOST;
 	if (purpose == RS_FOR_US || table->mode == RS_MODE_IMMEDIATE)
 		return run_kept(base, SLOT_BEGIN_IMMEDIATE, "BEGIN IMMEDIATE");

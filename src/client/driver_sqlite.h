@@ -48,6 +48,8 @@ typedef struct rs_sqlite_session
 	int64_t busy_limit; /* microseconds that a lock is waited for */
 	int64_t busy_until; /* of the statement under way; monotonic */
 
+	int64_t next_file_check; /* of the monotonic clock */
+
 	/* A handler that is SQL: its statements, and what it has answered. */
 	char *handler;
 	rs_sqlite_handler_statement handler_statements[RS_MAX_HANDLER_STATEMENTS];
