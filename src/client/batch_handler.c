@@ -329,14 +329,17 @@ call_handler(rs_batch *batch)
 
 	worker->has_handled = true;
 	if (worker->batch_handler == NULL && worker->plan.subscription.handler != NULL)
-		return call_sql(batch, in_transaction);
-	for (int i = 0; i < batch->given_count; i++)
-		batch->given[i]->delivery.connection = driver->native(session);
-	if (driver->guard_handler != NULL)
-		driver->guard_handler(session, true, in_transaction);
-	result = worker->batch_handler != NULL ? call_callback(batch) : call_program(batch);
-	if (driver->guard_handler != NULL)
-		driver->guard_handler(session, false, in_transaction);
+		result = call_sql(batch, in_transaction);
+	else
+	{
+		for (int i = 0; i < batch->given_count; i++)
+			batch->given[i]->delivery.connection = driver->native(session);
+		if (driver->guard_handler != NULL)
+			driver->guard_handler(session, true, in_transaction);
+		result = worker->batch_handler != NULL ? call_callback(batch) : call_program(batch);
+		if (driver->guard_handler != NULL)
+			driver->guard_handler(session, false, in_transaction);
+	}
 	return in_transaction || result != RS_DONE ? result
 											   : rs_check_left(session, &batch->call.answer);
 }

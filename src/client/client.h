@@ -518,7 +518,10 @@ extern rs_result rs_handle_batch(rs_batch *batch);
 extern rs_result rs_handle(rs_work *work);
 /* Is the payload what the subscription says that it must be?  Else the work has failed. */
 extern bool rs_decode_payload(rs_work *work);
-/* A callback that is not transactional fails where it has left a transaction of its own open. */
+/*
+ * A handler that is in no transaction of ours fails where it has left one of its own open: what it
+ * wrote there would be lost, and ours could not begin.  RS_LOST: it could not be rolled back.
+ */
 extern rs_result rs_check_left(rs_session *session, rs_answer *answer);
 /* What a callback has answered; false: no outcome, but a failure. */
 extern bool rs_take_outcome(rs_answer *answer, ruststream_outcome outcome);

@@ -337,10 +337,10 @@ typedef struct rs_driver
 	 */
 	rs_result (*judge_failure)(rs_session *session);
 	/*
-	 * After a callback that is not transactional: RS_FAILED where it has left a transaction of its
-	 * own open, which is rolled back then.
+	 * After a handler that is in no transaction of ours: has it left one of its own open?  Then the
+	 * state that such a failure has; else NULL.
 	 */
-	rs_result (*check_left)(rs_session *session);
+	const char *(*left_open)(rs_session *session);
 	/* Around a callback or program of the user's: what it must not do is refused.  May be NULL. */
 	void (*guard_handler)(rs_session *session, bool on, bool transactional);
 	/*

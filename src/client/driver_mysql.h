@@ -217,7 +217,7 @@ extern rs_result rs_mysql_make_call(rs_mysql_session *session, const char *handl
 
 /* driver_mysql_handler.c */
 extern rs_result rs_mysql_check_handler(rs_session *base, const char *handler);
-extern rs_result rs_mysql_check_left(rs_session *base);
+extern const char *rs_mysql_left_open(rs_session *base);
 extern rs_result rs_mysql_call_handler(rs_session *base, const char *handler,
 									   const ruststream_delivery *delivery, const rs_value *id,
 									   const rs_value *payload, bool transactional,

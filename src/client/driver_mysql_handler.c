@@ -360,30 +360,14 @@ rs_mysql_check_writes(rs_session *base)
 	return RS_FAILED;
 }
 
-/* A handler that is in no transaction of ours leaves none of its own open. */
-rs_result
-rs_mysql_check_left(rs_session *base)
+const char *
+rs_mysql_left_open(rs_session *base)
 {
-	rs_mysql_session *session = rs_mysql_of(base);
-	rs_result result;
+	const rs_mysql_session *session = rs_mysql_of(base);
 
-	if (session->in_transaction || (session->db->server_status & SERVER_STATUS_IN_TRANS) == 0)
-		return RS_DONE;
-	result = rs_mysql_run(session, "ROLLBACK");
-	if (result != RS_DONE)
-		return result;
-	rs_error_set(&session->base.error, RUSTSTREAM_DATABASE, "25000",
-				 "It is not transactional, so what it begins is its to end.",
-				 "the handler has left a transaction open");
-	return RS_FAILED;
-}
-
-static rs_result
-check_after(rs_mysql_session *session, bool transactional, const rs_answer *answer)
-{
-	if (session->in_transaction)
-		return transactional || answer->failed ? RS_DONE : check_transaction(session);
-	return rs_mysql_check_left(&session->base);
+	return !session->in_transaction && (session->db->server_status & SERVER_STATUS_IN_TRANS) != 0
+			   ? "25000"
+			   : NULL;
 }
 
 /* What a failed handler has set is put right all the same; what it has answered is nothing. */
@@ -437,7 +421,8 @@ rs_mysql_call_handler(rs_session *base, const char *handler, const ruststream_de
 	if (result == RS_DONE)
 	{
 		session->has_answer = false;
-		result = check_after(session, transactional, answer);
+		if (session->in_transaction && !transactional && !answer->failed)
+			result = check_transaction(session);
 	}
 	if (result == RS_FAILED)
 	{

@@ -215,7 +215,7 @@ extern void rs_postgres_forget_handler(rs_postgres_session *session);
 /* Does the handler's text begin or end a transaction by itself? */
 extern bool rs_postgres_ends_transactions(rs_postgres_session *session, const char *handler);
 extern rs_result rs_postgres_check_handler(rs_session *base, const char *handler);
-extern rs_result rs_postgres_check_left(rs_session *base);
+extern const char *rs_postgres_left_open(rs_session *base);
 extern rs_result rs_postgres_call_handler(rs_session *base, const char *handler,
 										  const ruststream_delivery *delivery, const rs_value *id,
 										  const rs_value *payload, bool transactional,

@@ -344,34 +344,15 @@ give(rs_postgres_session *session, const ruststream_delivery *delivery, const rs
 	}
 }
 
-/*
- * A handler that is in no transaction of ours leaves none of its own open: what it wrote there
- * would be lost.
- */
-static rs_result
-check_after(rs_postgres_session *session, rs_result result)
+const char *
+rs_postgres_left_open(rs_session *base)
 {
-	rs_session *base = &session->base;
+	const rs_postgres_session *session = rs_postgres_of(base);
 	PGTransactionStatusType status = PQtransactionStatus(session->connection);
-	rs_error error = base->error;
 
-	if (session->in_transaction || (status != PQTRANS_INTRANS && status != PQTRANS_INERROR))
-		return result;
-	if (base->driver->rollback(base) == RS_LOST)
-		return RS_LOST;
-	base->error = error;
-	if (result != RS_DONE)
-		return result;
-	rs_error_set(&base->error, RUSTSTREAM_DATABASE, "25000",
-				 "It is not transactional, so what it begins is its to end.",
-				 "the handler has left a transaction open");
-	return RS_FAILED;
-}
-
-rs_result
-rs_postgres_check_left(rs_session *base)
-{
-	return check_after(rs_postgres_of(base), RS_DONE);
+	return !session->in_transaction && (status == PQTRANS_INTRANS || status == PQTRANS_INERROR)
+			   ? "25000"
+			   : NULL;
 }
 
 rs_result
@@ -398,8 +379,6 @@ rs_postgres_call_handler(rs_session *base, const char *source, const ruststream_
 	for (int i = 0; i < handler->count && result == RS_DONE; i++)
 		result = run_statement(session, &handler->statements[i], i, &given);
 	session->answer = NULL;
-	if (result == RS_DONE || result == RS_FAILED)
-		result = check_after(session, result);
 	if (result == RS_FAILED)
 	{
 		answer->failed = true;

@@ -90,7 +90,7 @@ extern rs_result rs_sqlite_find_version(rs_session *base, int64_t *version);
 /* driver_sqlite_handler.c */
 extern bool rs_sqlite_register_functions(rs_sqlite_session *session);
 extern rs_result rs_sqlite_check_handler(rs_session *base, const char *handler);
-extern rs_result rs_sqlite_check_left(rs_session *base);
+extern const char *rs_sqlite_left_open(rs_session *base);
 extern rs_result rs_sqlite_call_handler(rs_session *base, const char *handler,
 										const ruststream_delivery *delivery, const rs_value *id,
 										const rs_value *payload, bool transactional,

@@ -434,33 +434,10 @@ run_handler(rs_sqlite_session *session, const ruststream_delivery *delivery, con
 	return result;
 }
 
-/*
- * A handler that is in no transaction of ours leaves none of its own open: what it wrote there
- * would be lost, and ours could not begin.
- */
-static rs_result
-check_after(rs_sqlite_session *session, rs_result result)
+const char *
+rs_sqlite_left_open(rs_session *base)
 {
-	rs_session *base = &session->base;
-	rs_error error = base->error;
-
-	if (sqlite3_get_autocommit(session->db) != 0)
-		return result;
-	if (base->driver->rollback(base) == RS_LOST)
-		return RS_LOST;
-	base->error = error;
-	if (result != RS_DONE)
-		return result;
-	rs_error_set(&base->error, RUSTSTREAM_DATABASE, "SQLITE_ERROR",
-				 "It is not transactional, so what it begins is its to end.",
-				 "the handler has left a transaction open");
-	return RS_FAILED;
-}
-
-rs_result
-rs_sqlite_check_left(rs_session *base)
-{
-	return check_after((rs_sqlite_session *) base, RS_DONE);
+	return sqlite3_get_autocommit(((rs_sqlite_session *) base)->db) == 0 ? "SQLITE_ERROR" : NULL;
 }
 
 rs_result
@@ -485,8 +462,6 @@ rs_sqlite_call_handler(rs_session *base, const char *handler, const ruststream_d
 	result = run_handler(session, delivery, id, payload);
 	rs_sqlite_guard(base, false, transactional);
 	session->answer = NULL;
-	if (!transactional && (result == RS_DONE || result == RS_FAILED))
-		result = check_after(session, result);
 	if (result == RS_FAILED)
 	{
 		given->failed = true;

@@ -120,14 +120,21 @@ call_callback(rs_work *work)
 rs_result
 rs_check_left(rs_session *session, rs_answer *answer)
 {
+	const char *state = session->driver->left_open(session);
 	rs_error said = session->error;
-	rs_result result = session->driver->check_left(session);
 
-	if (result != RS_FAILED)
-		return result;
+	if (state == NULL)
+		return RS_DONE;
+	if (session->driver->rollback(session) == RS_LOST)
+		return RS_LOST;
+	session->error = said;
 	if (answer->failed)
-		session->error = said;
+		return RS_DONE;
 	answer->failed = true;
+	answer->undecodable = false;
+	rs_error_set(&session->error, RUSTSTREAM_DATABASE, state,
+				 "It is not transactional, so what it begins is its to end.",
+				 "the handler has left a transaction open");
 	return RS_DONE;
 }
 
@@ -143,17 +150,20 @@ call_handler(rs_work *work)
 
 	work->delivery.connection = driver->native(session);
 	if (worker->handler == NULL && worker->plan.subscription.handler != NULL)
-		return driver->call_handler(session, worker->plan.subscription.handler, &work->delivery,
-									&work->id, &work->payload, transactional, &work->answer);
-	if (driver->guard_handler != NULL)
-		driver->guard_handler(session, true, transactional);
-	if (worker->handler != NULL)
-		result = call_callback(work);
+		result = driver->call_handler(session, worker->plan.subscription.handler, &work->delivery,
+									  &work->id, &work->payload, transactional, &work->answer);
 	else
-		rs_program_run(worker->plan.subscription.program, &work->delivery, NULL, &worker->watch,
-					   &work->answer, &session->error);
-	if (driver->guard_handler != NULL)
-		driver->guard_handler(session, false, transactional);
+	{
+		if (driver->guard_handler != NULL)
+			driver->guard_handler(session, true, transactional);
+		if (worker->handler != NULL)
+			result = call_callback(work);
+		else
+			rs_program_run(worker->plan.subscription.program, &work->delivery, NULL, &worker->watch,
+						   &work->answer, &session->error);
+		if (driver->guard_handler != NULL)
+			driver->guard_handler(session, false, transactional);
+	}
 	return transactional || result != RS_DONE ? result : rs_check_left(session, &work->answer);
 }
 
