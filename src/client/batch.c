@@ -547,7 +547,7 @@ rs_deliver_batch(ruststream_worker *worker)
 	rs_batch batch = {.settling = -1};
 
 	rs_arena_reset(&worker->delivery_arena);
-	batch.call = rs_batch_work(worker);
+	batch.call = rs_work_of(worker);
 	switch (rs_table_form(&worker->plan.table))
 	{
 		case RS_FORM_LEASE:

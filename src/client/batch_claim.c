@@ -25,15 +25,6 @@ claim_limit(const ruststream_worker *worker)
 	return worker->batch_limit > 0 && worker->batch_limit < limit ? worker->batch_limit : limit;
 }
 
-rs_work
-rs_batch_work(ruststream_worker *worker)
-{
-	return (rs_work){.worker = worker,
-					 .delivery = {.handle = worker->handle,
-								  .subscription = worker->name,
-								  .queue = worker->plan.table.name}};
-}
-
 /* One more row, which may yet not come; NULL: out of memory. */
 static rs_work *
 add_row(rs_batch *batch)
@@ -43,7 +34,7 @@ add_row(rs_batch *batch)
 
 	if (row == NULL)
 		return NULL;
-	*row = rs_batch_work(worker);
+	*row = rs_work_of(worker);
 	memcpy(row->token, batch->call.token, sizeof(row->token));
 	batch->rows[batch->count++] = row;
 	return row;

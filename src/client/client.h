@@ -451,6 +451,9 @@ extern void rs_work_fail(rs_work *work, const char *state, const char *hint, con
 						 ...) __attribute__((format(printf, 4, 5)));
 extern void rs_unlock_keys(rs_work *work);
 
+/* A delivery of the worker's, without a row. */
+extern rs_work rs_work_of(ruststream_worker *worker);
+
 /* The parts of a claim: a token, the row that a statement returns (arg is its work), and a result.
  */
 extern rs_result rs_set_token(rs_work *work, rs_value *values, int64_t now);
@@ -488,8 +491,6 @@ extern rs_progress rs_deliver_batch(ruststream_worker *worker);
 
 /* ---------------------------------------------------------- batch_claim.c */
 
-/* A delivery of the worker's, empty. */
-extern rs_work rs_batch_work(ruststream_worker *worker);
 /* Claim the batch's rows, in the transaction that has begun. */
 extern rs_result rs_batch_claim(rs_batch *batch);
 /*

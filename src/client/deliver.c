@@ -685,18 +685,24 @@ deliver_advisory(rs_work *work)
 	return rs_found_nothing(worker);
 }
 
+rs_work
+rs_work_of(ruststream_worker *worker)
+{
+	return (rs_work){.worker = worker,
+					 .delivery = {.handle = worker->handle,
+								  .subscription = worker->name,
+								  .queue = worker->plan.subscription.queue}};
+}
+
 rs_progress
 rs_deliver(ruststream_worker *worker)
 {
-	rs_work work = {.worker = worker};
+	rs_work work = rs_work_of(worker);
 	rs_progress progress;
 
 	if (worker->plan.batch_size > 0)
 		return rs_deliver_batch(worker);
 	rs_arena_reset(&worker->delivery_arena);
-	work.delivery.handle = worker->handle;
-	work.delivery.subscription = worker->name;
-	work.delivery.queue = worker->plan.subscription.queue;
 	switch (rs_table_form(&worker->plan.table))
 	{
 		case RS_FORM_LEASE:

@@ -247,10 +247,11 @@ sub programs
 {
 	my ($log) = @_;
 	my $read = sprintf $READ, $log;
+	my $queue = $engine->isa('Conformance::libpq') ? 'public.jobs' : 'jobs';
 	my $contents = sub { open(my $in, '<', $log) or return; return map { s/\n//r } <$in>; };
 	my $answer = sub { my ($command, @rows) = @_; fresh(['--exec', $command]); unlink $log; insert(@rows); return run('work', $engine->url, '--drain'); };
 
-	$answer->("$read; test \"\$RUSTSTREAM_ROWS\" = 2 && test \"\$RUSTSTREAM_QUEUE\" != '' && test -z \"\$RUSTSTREAM_ID\"", 'a "quoted" one', "b\tc");
+	$answer->("$read; test \"\$RUSTSTREAM_ROWS\" = 2 && test \"\$RUSTSTREAM_QUEUE\" = '$queue' && test -z \"\$RUSTSTREAM_ID\"", 'a "quoted" one', "b\tc");
 	is(join("\n", $contents->()), '{"id":"1","attempt":1,"headers":null,"payload":"a \"quoted\" one"}' . "\n"
 		  . '{"id":"2","attempt":1,"headers":null,"payload":"b\u0009c"}', "$form: a program gets a line of JSON a row");
 	is(rows(), '', '.. and acknowledges all of them by its exit status');
