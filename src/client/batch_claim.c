@@ -185,26 +185,15 @@ find_candidates(candidates *found)
 	rs_session *session = worker->handle->session;
 	rs_value values[RS_PARAM_COUNT] = {{RS_NULL, 0, 0, NULL, 0}};
 	char now_text[RS_TIME_SIZE + 8];
-	char number[16];
-	rs_result result = rs_work_begin(call, RS_FOR_US);
+	rs_result result = rs_begin_look(call, found->limit, values, now_text);
 
-	if (result == RS_DONE)
-		result = rs_now_text(session, now_text);
 	if (result != RS_DONE)
 		return result;
-	values[RS_PARAM_NOW] = rs_value_of_text(now_text);
-	values[RS_PARAM_GROUP] = rs_value_of_text(worker->plan.subscription.group_name);
-	values[RS_PARAM_LIMIT] = rs_value_of_integer(found->limit);
 	if (session->driver->candidates != NULL)
 		result = session->driver->candidates(session, &worker->plan, values, keep_candidate, found);
 	else
 		result = look_one_by_one(found, values);
-	result = rs_check_row(call, result);
-	if (result != RS_DONE)
-		return result;
-	(void) snprintf(number, sizeof(number), "%d", found->count);
-	rs_worker_trace(worker, RS_STEP_CLAIM, number);
-	return rs_work_commit(call);
+	return rs_end_look(call, result, found->count);
 }
 
 /*

@@ -460,6 +460,13 @@ extern rs_result rs_set_token(rs_work *work, rs_value *values, int64_t now);
 extern bool rs_keep_row(void *arg, const rs_value *columns, int count);
 /* The claim's own result: the row may not fit into memory. */
 extern rs_result rs_check_row(rs_work *work, rs_result result);
+/*
+ * A look for candidates, in a transaction of its own: begin it, and say in values what its
+ * statement takes (now_text keeps the time); and end it, with the trace of how many it has found.
+ */
+extern rs_result rs_begin_look(rs_work *work, int limit, rs_value *values,
+							   char now_text[RS_TIME_SIZE + 8]);
+extern rs_result rs_end_look(rs_work *work, rs_result result, int found);
 /* Take the row whose key is locked, unless it has been settled meanwhile. */
 extern rs_result rs_take(rs_work *work, const rs_value *id, const rs_value *line);
 /* What a delivery is settled by, as far as its handler goes. */

@@ -594,6 +594,34 @@ take(rs_work *work, const rs_value *id, const rs_value *line)
 	return result == RS_DONE ? rs_work_commit(work) : result;
 }
 
+rs_result
+rs_begin_look(rs_work *work, int limit, rs_value *values, char now_text[RS_TIME_SIZE + 8])
+{
+	rs_result result = rs_work_begin(work, RS_FOR_US);
+
+	if (result == RS_DONE)
+		result = rs_now_text(work->worker->handle->session, now_text);
+	if (result != RS_DONE)
+		return result;
+	values[RS_PARAM_NOW] = rs_value_of_text(now_text);
+	values[RS_PARAM_GROUP] = rs_value_of_text(work->worker->plan.subscription.group_name);
+	values[RS_PARAM_LIMIT] = rs_value_of_integer(limit);
+	return RS_DONE;
+}
+
+rs_result
+rs_end_look(rs_work *work, rs_result result, int found)
+{
+	char number[16];
+
+	result = rs_check_row(work, result);
+	if (result != RS_DONE)
+		return result;
+	(void) snprintf(number, sizeof(number), "%d", found);
+	rs_worker_trace(work->worker, RS_STEP_CLAIM, number);
+	return rs_work_commit(work);
+}
+
 static rs_result
 find_candidates(rs_work *work, candidates *found)
 {
@@ -602,17 +630,11 @@ find_candidates(rs_work *work, candidates *found)
 	const rs_held *held = session->held;
 	rs_value values[RS_PARAM_COUNT] = {{RS_NULL, 0, 0, NULL, 0}};
 	char now_text[RS_TIME_SIZE + 8];
-	char number[16];
 	rs_operation operation = RS_OP_CANDIDATES;
-	rs_result result = rs_work_begin(work, RS_FOR_US);
+	rs_result result = rs_begin_look(work, MAX_CANDIDATES, values, now_text);
 
-	if (result == RS_DONE)
-		result = rs_now_text(session, now_text);
 	if (result != RS_DONE)
 		return result;
-	values[RS_PARAM_NOW] = rs_value_of_text(now_text);
-	values[RS_PARAM_GROUP] = rs_value_of_text(worker->plan.subscription.group_name);
-	values[RS_PARAM_LIMIT] = rs_value_of_integer(MAX_CANDIDATES);
 	if (rs_plan_count(&worker->plan, RS_OP_FREE_CANDIDATES) > 0)
 		operation = RS_OP_FREE_CANDIDATES;
 	found->count = 0;
@@ -623,12 +645,7 @@ find_candidates(rs_work *work, candidates *found)
 		result =
 			rs_plan_run(session, &worker->plan, operation, 0, values, keep_candidate, found, NULL);
 	session->held = held;
-	result = rs_check_row(work, result);
-	if (result != RS_DONE)
-		return result;
-	(void) snprintf(number, sizeof(number), "%d", found->count);
-	rs_worker_trace(worker, RS_STEP_CLAIM, number);
-	return rs_work_commit(work);
+	return rs_end_look(work, result, found->count);
 }
 
 /* Lock what a candidate needs and take its row.  It cannot be had: it is left out from now on. */
