@@ -19,6 +19,9 @@ sub new
 	return bless { home => $home, program => $ENV{RUSTSTREAM} // "$home/../../src/client/build/ruststream" }, $class;
 }
 
+# A handler in SQL that begins, and does not end it.
+sub left_open { return "BEGIN;\nINSERT INTO effect (payload, attempt) VALUES ('open', :attempt)\n"; }
+
 # Why the program does not serve this engine, if so.
 sub missing
 {
@@ -138,11 +141,8 @@ sub kill
 sub finish
 {
 	my ($self) = @_;
-	my @lines = readline $self->{output};
+	my @lines = $self->lines;
 
-	close $self->{output};
-	chomp @lines;
-	$self->{failed} = $? != 0;
 	$self->{said} = join "\n", grep { /^(?:ruststream|hint): / } @lines;
 	return grep { !/^(?:ruststream|hint): / } @lines;
 }

@@ -267,11 +267,8 @@ sub begin
 sub finish
 {
 	my ($self) = @_;
-	my @lines = readline $self->{output};
+	my @lines = $self->lines;
 
-	close $self->{output};
-	chomp @lines;
-	$self->{failed} = $? != 0;
 	$self->{said} = join "\n", grep { !/^NOTICE:  / } @lines;
 	return map { /^NOTICE:  (.*)$/ ? $1 : () } @lines;
 }

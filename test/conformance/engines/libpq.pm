@@ -41,12 +41,6 @@ SELECT CASE WHEN :payload = 'error' THEN 1 / 0 END;
 COMMIT
 SQL
 
-# What begins, and does not end it.
-my $LEFT_OPEN = <<'SQL';
-BEGIN;
-INSERT INTO effect (payload, attempt) VALUES ('open', :attempt)
-SQL
-
 # Why this engine cannot be run here, if so.
 sub available
 {
@@ -63,7 +57,7 @@ sub url { return $_[0]{server}->url; }
 sub handler
 {
 	my ($self, $scenario) = @_;
-	return $LEFT_OPEN if ($scenario->{handler} // '') eq 'left_open';
+	return $self->left_open if ($scenario->{handler} // '') eq 'left_open';
 	return $COMMITS if ($scenario->{handler} // '') eq 'commits';
 	return $HANDLER unless $scenario->{form} eq 'lease';
 	return "UPDATE jobs SET locked_until = 'infinity' WHERE id = :id AND :payload = 'steal';\n$HANDLER";

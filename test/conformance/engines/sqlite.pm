@@ -52,12 +52,6 @@ SELECT abs(-9223372036854775808) WHERE :payload = 'error';
 COMMIT
 SQL
 
-# What begins, and does not end it.
-my $LEFT_OPEN = <<'SQL';
-BEGIN;
-INSERT INTO effect (payload, attempt) VALUES ('open', :attempt)
-SQL
-
 # Why this engine cannot be run here, if so.
 sub available
 {
@@ -128,7 +122,7 @@ sub leave
 sub handler
 {
 	my ($self, $scenario) = @_;
-	return $LEFT_OPEN if ($scenario->{handler} // '') eq 'left_open';
+	return $self->left_open if ($scenario->{handler} // '') eq 'left_open';
 	return $COMMITS if ($scenario->{handler} // '') eq 'commits';
 	return sprintf($TRANSIENT, "$self->{directory}/elsewhere.db") . $HANDLER if grep { $_->{payload} =~ /^transient/ } @{ $scenario->{rows} };
 	return $HANDLER unless $scenario->{form} eq 'lease';
